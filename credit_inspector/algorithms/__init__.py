@@ -1,0 +1,5 @@
+"""Presets: named rules, pinned to a trainer's version, as data (``*.toml``).
+
+To add one, drop a TOML file in whose keys are the fields of ``Algorithm``, each with a comment that says where the trainer
+sets it. The file ``trl-1.16.0-grpo.toml`` is the preset ``trl-1.16.0/grpo``: the last dash before the rule is a slash.
+"""

@@ -1,0 +1,44 @@
+"""The clipped surrogate of PPO and GRPO, with dual clip, TRL's delta and the log-ratio clamp."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from credit_inspector.losses import LossInputs, Push, loss
+
+
+@loss("ppo_clip")
+def ppo_clip(inputs: LossInputs) -> Push:
+    """``[T]`` c = −w ρ A while the ratio is inside, exactly 0 where a bound cuts it (Schulman et al. 2017, eq. 7).
+
+    =============  =====================================================  ==============================================
+    code           cut where                                              trainer
+    =============  =====================================================  ==============================================
+    +1             A > 0 and ρ > upper bound                              all
+    −1             A < 0 and ρ < lower bound                              all
+    2              A < 0 and ρ > dual_clip                                verl 0.9.1 ``compute_policy_loss_vanilla``
+    2              ρ > delta, unless A < 0 and ρ is within the bounds     TRL 1.16.0 ``_compute_loss``
+    3              log-ratio beyond its clamp and nothing above applies   verl 0.9.1, OpenRLHF 0.11.2
+    =============  =====================================================  ==============================================
+
+    All comparisons are strict. The exception in the second 2 is TRL's: for A < 0 the loss takes the larger of the two
+    ratios, and the one that is held within the bounds still follows ρ there; it matters only for a delta below the
+    upper bound.
+    """
+    rule, advantage, ratio = inputs.algorithm, inputs.advantage, inputs.ratio
+    low, high = rule.ratio_bounds
+    up, down = advantage > 0, advantage < 0
+    clipped = np.zeros(len(ratio), np.int8)
+    if rule.log_ratio_clamp is not None:
+        clipped[(np.abs(inputs.log_ratio) > rule.log_ratio_clamp) & (up | down)] = 3
+    if rule.delta is not None:
+        clipped[(ratio > rule.delta) & (up | (down & (ratio > high)))] = 2
+    if rule.dual_clip is not None:
+        clipped[down & (ratio > rule.dual_clip)] = 2
+    clipped[down & (ratio < low)] = -1
+    clipped[up & (ratio > high)] = 1
+    # A cut token's ratio may be infinite, and an infinite factor times 0 is no number.
+    follows = np.where(clipped == 0, ratio, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        coefficient = -inputs.weight * advantage * np.where(np.isnan(ratio), np.nan, follows) + 0.0
+    return Push(coefficient, clipped)

@@ -1,0 +1,271 @@
+"""Where it comes together: open → read → score → credit → segment → check → store. The only file that knows the order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from credit_inspector.algorithm import Algorithm
+from credit_inspector.algorithms.detect import detect
+from credit_inspector.algorithms.presets import preset
+from credit_inspector.checks import run_checks
+from credit_inspector.columns import ColumnSpec, Inputs, compute, order
+from credit_inspector.credit import credits
+from credit_inspector.errors import CreditInspectorError, UsageError
+from credit_inspector.metrics import metrics
+from credit_inspector.panel import Finding
+from credit_inspector.rollout import CheckpointAt, Run, Step
+from credit_inspector.segmenters import segmenters
+from credit_inspector.spans import SpanTable
+from credit_inspector.store import Meta, Store
+from credit_inspector.table import Column, TokenTable
+from credit_inspector.tokens import load_tokenizer, pieces
+from credit_inspector.trainers import ReadOptions
+from credit_inspector.trainers.opening import open_run, tokenised
+
+if TYPE_CHECKING:
+    from credit_inspector.scoring import Models
+
+Progress = Callable[[str, int, int], None]
+"""What is being done, how much is done, of how much."""
+
+ROLES = ("policy", "before", "after", "old", "ref")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a user may ask of an analysis."""
+
+    checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    """By role: ``policy``, ``old``, ``ref``, ``after``; what is not given is taken from beside the run."""
+    algorithm: str | None = None
+    tokenizer: Path | None = None
+    steps: Sequence[int] = ()
+    """Only these; all when empty."""
+    device: str = "auto"
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    score: bool = True
+    """Whether checkpoints are run at all."""
+    columns: Sequence[str] = ()
+    """Only these columns and what they need; everything known when empty."""
+
+
+def analyze(source: Path, folder: Path, options: Options, progress: Progress | None = None) -> Store:
+    """Analyse a run into a folder, step by step; steps that are already there are kept.
+
+    Raises:
+        FormatError, CheckpointError, UsageError: the input cannot be analysed; nothing is written.
+        StoreError: the folder cannot be written.
+    """
+    run = open_run(source, ReadOptions(options.mapping))
+    work = _Work(run, options, progress or (lambda *_: None))
+    store = Store(folder)
+    with store.writing():
+        store.write_meta(work.meta(), work.tokenizer)
+        done = set(store.steps)
+        for number in work.steps:
+            if number not in done:
+                store.write_step(*work.step(number))
+        store.write_findings(run_checks(store))
+    return store
+
+
+def in_memory(run: Run, options: Options, number: int) -> tuple[TokenTable, SpanTable | None]:
+    """One step of a run, computed and not stored: for notebooks and tests."""
+    return _Work(run, options, lambda *_: None).step(number)
+
+
+def open_store(path: Path, progress: Progress | None = None, options: Options | None = None) -> Store:
+    """The analysis at a path: an analysis folder, a run that was analysed in its default place, or one analysed now.
+
+    A run without an analysis is analysed from what is recorded alone (no checkpoint runs), which takes seconds.
+    """
+    for folder in (path, default_folder(path)):
+        if Store(folder).exists:
+            return Store(folder)
+    return analyze(path, default_folder(path), options or Options(score=False), progress)
+
+
+def default_folder(source: Path) -> Path:
+    """Where the analysis of a run goes when nothing is said: beside a file, inside a folder."""
+    if source.is_file():
+        return source.with_name(f"{source.name}.analysis")
+    return source / "analysis"
+
+
+def check(path: Path, progress: Progress | None = None) -> list[Finding]:
+    """The findings of a run or an analysis, from stored columns."""
+    return run_checks(open_store(path, progress))
+
+
+def known_columns() -> dict[str, ColumnSpec]:
+    """Every column that can be made, by name."""
+    return {spec.name: spec for registry in (metrics, credits) for spec in registry.members()}
+
+
+class _Work:
+    """One analysis: what is found out once, and the making of a step."""
+
+    def __init__(self, run: Run, options: Options, progress: Progress) -> None:
+        self.run = run
+        self.options = options
+        self.progress = progress
+        self.steps = self._asked(run.steps, options.steps)
+        self.tokenizer = options.tokenizer or run.tokenizer or self._tokenizer_of_checkpoints()
+        self.notes = list(run.notes)
+        self.algorithm = self._find_algorithm()
+        self._given = {role: self._open(path) for role, path in options.checkpoints.items()}
+        self._models: Models | None = None
+        self._can_score = options.score and self._compute_is_there()
+
+    def meta(self) -> Meta:
+        given = {role: str(path) for role, path in self.options.checkpoints.items()}
+        beside = {f"step {at.step}": str(at.path) for at in self.run.checkpoints}
+        return Meta(
+            source=str(self.run.path),
+            trainer=self.run.trainer,
+            algorithm=self.algorithm,
+            checkpoints=given or beside,
+            notes=tuple(self.notes),
+        )
+
+    def step(self, number: int) -> tuple[TokenTable, SpanTable | None]:
+        """Read, score and judge one step."""
+        self.progress(f"step {number}: reading", self.steps.index(number), len(self.steps))
+        step = self._tokenised(self.run.read(number))
+        table = TokenTable.from_rollouts(
+            number, step.rollouts, algorithm=step.algorithm or self.algorithm, problems=step.problems
+        )
+        spans = self._spans(table)
+        models = self._models_at(number) if self._can_score else None
+        inputs = Inputs(table, algorithm=table.algorithm, spans=spans, models=models)
+        specs = known_columns()
+        wanted = self.options.columns or [
+            name for name, spec in specs.items() if models or not _needs_models(spec, specs)
+        ]
+        todo = len(order(wanted, specs, [n for n, c in table.columns.items() if c.values is not None]))
+        made = iter(range(1, todo + 1))
+        compute(
+            inputs, wanted, specs, on_done=lambda spec: self.progress(f"step {number}: {spec.label}", next(made), todo)
+        )
+        for name in sorted(set(specs) - set(table.columns)):
+            table.columns[name] = Column.missing(self._why_missing())
+        self.progress(f"step {number}: done", self.steps.index(number) + 1, len(self.steps))
+        return table, spans
+
+    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @staticmethod
+    def _asked(there: tuple[int, ...], asked: Sequence[int]) -> tuple[int, ...]:
+        if absent := sorted(set(asked) - set(there)):
+            raise UsageError(f"step {absent[0]} is not in the run", wanted=f"one of {', '.join(map(str, there))}")
+        return tuple(asked) or there
+
+    def _tokenised(self, step: Step) -> Step:
+        if self.tokenizer is None or all(r.response_ids is not None for r in step.rollouts):
+            return step
+        return tokenised(step, load_tokenizer(self.tokenizer))
+
+    def _tokenizer_of_checkpoints(self) -> Path | None:
+        for path in (*self.options.checkpoints.values(), *(at.path for at in self.run.checkpoints)):
+            if (path / "tokenizer.json").is_file():
+                return path
+        return None
+
+    def _spans(self, table: TokenTable) -> SpanTable | None:
+        if self.tokenizer is None or not table.n_tokens:
+            return None
+        tokenizer = load_tokenizer(self.tokenizer)
+        words = [pieces(tokenizer, table.token_ids[table.slice(row)]).text for row in range(table.n_rows)]
+        return SpanTable.from_text(table, words, segmenters["sentence"])
+
+    def _find_algorithm(self) -> Algorithm | None:
+        if self.options.algorithm:
+            return preset(self.options.algorithm)
+        if self.run.algorithm:
+            return self.run.algorithm
+        if not self.steps:
+            return None
+        found = detect(self.run.read(self.steps[0]).rollouts)
+        if found is None:
+            self.notes.append("the rule that the run optimised is not known; name it with --algorithm")
+            return None
+        return found
+
+    # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compute_is_there(self) -> bool:
+        if find_spec("torch") is None or find_spec("transformers") is None:
+            if self.options.checkpoints:
+                from credit_inspector.errors import MissingExtra
+
+                raise MissingExtra("torch", "compute")
+            self.notes.append('no checkpoint was run: pip install "credit-inspector[compute]" for earned credit')
+            return False
+        if not self.run.checkpoints and not self._given:
+            self.notes.append("no checkpoint is beside the run: give one with --policy for earned credit")
+            return False
+        return True
+
+    def _why_missing(self) -> str:
+        return "needs a checkpoint" if not self._can_score else "was not asked for"
+
+    @staticmethod
+    def _open(path: Path) -> Any:
+        from credit_inspector.checkpoints.opening import open_checkpoint
+
+        return open_checkpoint(path)
+
+    def _models_at(self, number: int) -> Models:
+        """The models with their roles at this step: the policy is the checkpoint nearest to the weights that it updated."""
+        roles = dict(self._given)
+        for role, at in self._beside(number).items():
+            roles.setdefault(role, self._open(at.path))
+        roles.setdefault("before", roles["policy"])
+        if self._models is None:
+            from credit_inspector.scoring import Models
+
+            self._models = Models({}, self.options.device, progress=self.progress)
+        self._models.assign(roles)
+        return self._models
+
+    def _beside(self, number: int) -> dict[str, CheckpointAt]:
+        found = self.run.checkpoints
+        if not found:
+            return {}
+        weights = number - 1
+        earlier = [at for at in found if at.step <= weights]
+        later = [at for at in found if at.step >= number]
+        roles = {"policy": min(found, key=lambda at: (abs(at.step - weights), at.step))}
+        if earlier:
+            roles["before"] = earlier[-1]
+        if later:
+            roles["after"] = later[0]
+        if found[0].step == 0:
+            roles["ref"] = found[0]
+        return roles
+
+
+def _needs_models(spec: ColumnSpec, specs: Mapping[str, ColumnSpec]) -> bool:
+    return "models" in spec.needs or any(_needs_models(specs[name], specs) for name in spec.needs if name in specs)
+
+
+def with_columns(options: Options, names: Iterable[str]) -> Options:
+    """The same options for a few columns only."""
+    return replace(options, columns=tuple(names))
+
+
+__all__ = [
+    "CreditInspectorError",
+    "Options",
+    "analyze",
+    "check",
+    "default_folder",
+    "in_memory",
+    "known_columns",
+    "open_store",
+    "with_columns",
+]

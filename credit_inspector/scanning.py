@@ -1,0 +1,112 @@
+"""What lies at a path: a run, a rollout file, a checkpoint or an analysis; what it holds and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from credit_inspector.checkpoints.opening import open_checkpoint
+from credit_inspector.errors import CheckpointError, FormatError
+from credit_inspector.rollout import Run, Step
+from credit_inspector.store import Store
+from credit_inspector.trainers import ReadOptions
+from credit_inspector.trainers.opening import open_run
+
+_SOUGHT = ("logprob/old", "logprob/policy", "logprob/ref", "logprob/rollout")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was recognised."""
+
+    path: Path
+    what: str
+    lines: tuple[tuple[str, str], ...]
+    """Names and values, in the order to print."""
+
+    def to_json(self) -> dict[str, object]:
+        """A plain mapping."""
+        return {"path": str(self.path), "what": self.what, **dict(self.lines)}
+
+
+def scan(path: Path, mapping: Mapping[str, str]) -> Seen:
+    """Recognise a path, from names and first rows only.
+
+    Raises:
+        FormatError: nothing at the path can be read.
+    """
+    if Store(path).exists:
+        return _analysis(path)
+    try:
+        run = open_run(path, ReadOptions(mapping))
+    except FormatError as no_run:
+        try:
+            found = open_checkpoint(path)
+        except (CheckpointError, FormatError) as error:
+            # A path that looks like a checkpoint is told about its checkpoint; anything else about rollouts.
+            raise (error if path.is_dir() and _like_checkpoint(path) else no_run) from None
+        return Seen(
+            path,
+            f"checkpoint ({found.format})",
+            (("model", found.summary), ("tokenizer", str(found.tokenizer or "none"))),
+        )
+    return _run(path, run)
+
+
+def _like_checkpoint(path: Path) -> bool:
+    names = {file.name for file in path.iterdir()}
+    known = {"config.json", "adapter_config.json", "fsdp_config.json", ".metadata", "latest", "huggingface"}
+    return bool(names & known) or any(name.endswith((".safetensors", ".gguf", ".distcp", ".pt")) for name in names)
+
+
+def _analysis(path: Path) -> Seen:
+    store = Store(path)
+    meta = store.meta()
+    rule = meta.algorithm.name if meta.algorithm else "not known"
+    return Seen(path, "analysis", (("source", meta.source), ("rule", rule), ("steps", _range(store.steps))))
+
+
+def _run(path: Path, run: Run) -> Seen:
+    first = run.read(run.steps[0]) if run.steps else None
+    columns = set(run.columns) | {name for rollout in (first.rollouts if first else ()) for name in rollout.columns}
+    lines = [("steps", _range(run.steps))]
+    if first:
+        lines += _rollouts(first)
+    lines.append(("recorded", ", ".join(sorted(columns)) or "no token column"))
+    lines.append(
+        ("rule", f"{run.algorithm.name} ({run.algorithm.source})" if run.algorithm else "not recorded: --algorithm")
+    )
+    lines.append(
+        ("checkpoints", ", ".join(f"step {at.step}" for at in run.checkpoints) or "none beside the run: --policy")
+    )
+    lines.append(("missing", _missing(run, first, columns)))
+    lines += [("note", note) for note in run.notes]
+    return Seen(path, f"run, written by {run.trainer}", tuple(lines))
+
+
+def _rollouts(step: Step) -> list[tuple[str, str]]:
+    groups = {rollout.group_id for rollout in step.rollouts if rollout.group_id is not None}
+    source = ", ".join(sorted({rollout.group_source for rollout in step.rollouts}))
+    rewards = sum(rollout.reward is not None for rollout in step.rollouts)
+    ids = sum(rollout.response_ids is not None for rollout in step.rollouts)
+    lines = [
+        ("first step", f"{len(step.rollouts)} responses, {rewards} with a reward, {ids} with token ids"),
+        ("groups", f"{len(groups)} ({source})"),
+    ]
+    return lines + [("problem", f"{problem.message} {problem.where}".strip()) for problem in step.problems[:5]]
+
+
+def _missing(run: Run, step: Step | None, columns: set[str]) -> str:
+    gone = [name for name in _SOUGHT if name not in columns]
+    if step and not any(rollout.response_ids is not None for rollout in step.rollouts):
+        gone.insert(0, "token ids (the text will be tokenised once)")
+    if run.tokenizer is None:
+        gone.append("tokenizer")
+    return ", ".join(gone) or "nothing"
+
+
+def _range(steps: tuple[int, ...]) -> str:
+    if not steps:
+        return "none"
+    return f"{len(steps)} ({steps[0]}–{steps[-1]})" if len(steps) > 1 else f"1 ({steps[0]})"
