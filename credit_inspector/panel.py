@@ -25,7 +25,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class TokenLink:
-    """A place in a run: tokens ``start`` to ``end`` (exclusive) of one response; it opens in the app and the report."""
+    """A place in a run: tokens ``start`` to ``end`` (exclusive) of one response, counted from its first token."""
 
     step: int
     sample_id: str
@@ -93,7 +93,7 @@ class Series:
 
     name: str
     x: Sequence[float] | Sequence[str]
-    y: Sequence[float]
+    y: Sequence[float | None]
     mark: Literal["line", "bar", "point"] = "line"
 
 
@@ -142,7 +142,8 @@ class Signal:
     values: NDArray[np.float32]
     """``[P + L]``; NaN where there is no value (the prompt, masked tokens)."""
     limit: float
-    """The value with full colour: the 99th percentile of ``|v|`` over all responses compared, so that colours compare."""
+    """The value with full colour: the 99th percentile of ``|v|`` over all responses compared, so that colours compare.
+    0 or NaN: no scale over responses, each strip takes its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class StripSpan:
     label: str
     """What it is, in words: ``unearned``, ``earned``, ``answer``, ``unsure``."""
     detail: str
-    """Its figures, in a line."""
+    """Its figures, joined by " · "; parts that find no room are left out whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +172,7 @@ class Strip:
     kinds: tuple[TokenKind, ...]
     signals: tuple[Signal, ...]
     spans: tuple[StripSpan, ...] = ()
+    """Without overlap."""
     fill: str = ""
     """The signal shown first."""
     underline: str = ""

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.algorithms.detect import detect
 from credit_inspector.algorithms.presets import preset
@@ -119,6 +121,7 @@ class _Work:
         self.algorithm = self._find_algorithm()
         self._given = {role: self._open(path) for role, path in options.checkpoints.items()}
         self._models: Models | None = None
+        self._last: tuple[dict[str, Path], TokenTable] | None = None
         self._can_score = options.score and self._compute_is_there()
 
     def meta(self) -> Meta:
@@ -143,6 +146,7 @@ class _Work:
         models = self._models_at(number) if self._can_score else None
         inputs = Inputs(table, algorithm=table.algorithm, spans=spans, models=models)
         specs = known_columns()
+        self._take_over(table, models, specs)
         wanted = self.options.columns or [
             name for name, spec in specs.items() if models or not _needs_models(spec, specs)
         ]
@@ -155,6 +159,18 @@ class _Work:
             table.columns[name] = Column.missing(self._why_missing())
         self.progress(f"step {number}: done", self.steps.index(number) + 1, len(self.steps))
         return table, spans
+
+    def _take_over(self, table: TokenTable, models: Models | None, specs: Mapping[str, ColumnSpec]) -> None:
+        """Two updates on one batch have the same responses: what only models and text decide is not computed twice."""
+        if models is None:
+            return
+        roles = {role: checkpoint.path for role, checkpoint in models.checkpoints.items()}
+        known = self._last
+        if known and known[0] == roles and _same_text(known[1], table):
+            for name, column in known[1].columns.items():
+                if name in specs and name not in table.columns and _of_text_and_models(specs[name]):
+                    table.columns[name] = column
+        self._last = (roles, table)
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -251,6 +267,23 @@ class _Work:
 
 def _needs_models(spec: ColumnSpec, specs: Mapping[str, ColumnSpec]) -> bool:
     return "models" in spec.needs or any(_needs_models(specs[name], specs) for name in spec.needs if name in specs)
+
+
+def _of_text_and_models(spec: ColumnSpec) -> bool:
+    return "models" in spec.needs and set(spec.needs) <= {"table", "spans", "models"}
+
+
+def _same_text(a: TokenTable, b: TokenTable) -> bool:
+    def ids(table: TokenTable) -> list[bytes]:
+        return [b"" if r.prompt_ids is None else r.prompt_ids.tobytes() for r in table.rollouts]
+
+    return (
+        np.array_equal(a.offsets, b.offsets)
+        and np.array_equal(a.token_ids, b.token_ids)
+        and np.array_equal(a.loss_mask, b.loss_mask)
+        and ids(a) == ids(b)
+        and (a.algorithm and a.algorithm.temperature) == (b.algorithm and b.algorithm.temperature)
+    )
 
 
 def with_columns(options: Options, names: Iterable[str]) -> Options:

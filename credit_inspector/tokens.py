@@ -159,6 +159,8 @@ def _name(tokenizer: Tokenizer, token: int) -> str | None:
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> tuple[list[str], list[int]]:
     """Text and first token of each id, all of which are in the vocabulary."""
+    if not ids:
+        return [], []
     whole = tokenizer.decode(ids, skip_special_tokens=False)
     words = [""] * len(ids)
     firsts = list(range(len(ids)))

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     cost="one forward of each checkpoint",
 )
 def realised(table: TokenTable, models: Models) -> Made:
-    """Change of the sampled token's log-prob from the policy checkpoint to the one after it, with the same words before it.
+    """Change of the sampled token's log-prob from the last checkpoint before the update to the first one after it.
 
     Both are computed again by the same code, so that a difference is the weights' and not a kernel's.
     """
-    before, after = (models.scores(role, table).logprob.astype("float64") for role in ("policy", "after"))
-    note = f"from {models.note('policy')} to {models.note('after')}"
+    before, after = (models.scores(role, table).logprob.astype("float64") for role in ("before", "after"))
+    note = f"from {models.note('before')} to {models.note('after')}"
     return finite_where_trained(table, after - before, note, models.temperature_note(table))

@@ -13,8 +13,9 @@ from credit_inspector.algorithm import KLEstimator
 from credit_inspector.columns import Made
 from credit_inspector.metrics import metric
 from credit_inspector.metrics.finite import finite_where_trained
-from credit_inspector.metrics.ratio import policy_logprob
 from credit_inspector.table import Floats, TokenTable
+
+_NEEDS = ("table", "logprob/policy", "logprob/ref")
 
 
 def kl_value(estimator: KLEstimator, distance: Floats) -> Floats:
@@ -37,31 +38,30 @@ def kl_value(estimator: KLEstimator, distance: Floats) -> Floats:
 @metric(
     "kl/k1",
     label="KL k1",
-    needs=("table",),
+    needs=_NEEDS,
     unit="nats",
     scope="token",
     family="policy",
     sign="+ more likely than under the reference, − less likely",
 )
-def k1(table: TokenTable) -> Made:
+def k1(table: TokenTable, policy: Floats, reference: Floats) -> Made:
     """Estimates KL by log π − log π_ref of the sampled token; may be negative on single tokens (Schulman 2020)."""
-    return _column(table, "k1")
+    return _column(table, policy, reference, "k1")
 
 
-@metric("kl/k2", label="KL k2", needs=("table",), unit="nats", scope="token", family="policy")
-def k2(table: TokenTable) -> Made:
+@metric("kl/k2", label="KL k2", needs=_NEEDS, unit="nats", scope="token", family="policy")
+def k2(table: TokenTable, policy: Floats, reference: Floats) -> Made:
     """Estimates KL by ½ (log π − log π_ref)² of the sampled token; biased, never negative (Schulman 2020)."""
-    return _column(table, "k2")
+    return _column(table, policy, reference, "k2")
 
 
-@metric("kl/k3", label="KL k3", needs=("table",), unit="nats", scope="token", family="policy")
-def k3(table: TokenTable) -> Made:
+@metric("kl/k3", label="KL k3", needs=_NEEDS, unit="nats", scope="token", family="policy")
+def k3(table: TokenTable, policy: Floats, reference: Floats) -> Made:
     """Estimates KL by π_ref/π − 1 − log(π_ref/π) of the sampled token; unbiased, never negative (Schulman 2020)."""
-    return _column(table, "k3")
+    return _column(table, policy, reference, "k3")
 
 
-def _column(table: TokenTable, estimator: KLEstimator) -> Made:
-    reference, policy = table.values("logprob/ref"), policy_logprob(table, table.algorithm)
+def _column(table: TokenTable, policy: Floats, reference: Floats, estimator: KLEstimator) -> Made:
     with np.errstate(invalid="ignore"):
-        distance = policy.values - reference
-    return finite_where_trained(table, kl_value(estimator, distance), f"estimator {estimator}", policy.note)
+        distance = policy - reference
+    return finite_where_trained(table, kl_value(estimator, distance), f"estimator {estimator}")

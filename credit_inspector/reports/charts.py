@@ -201,16 +201,27 @@ def _x_ticks(plane: _Plane, names: list[str]) -> Iterator[Markup]:
 
 
 def _bars(chart: Chart, plane: _Plane) -> Iterator[Markup]:
-    """Bars of several series stand side by side at their x."""
+    """Bars of several series stand side by side at their x; more bars than pixels become one a pixel."""
     bars = [(look, series) for look, series in _looks(chart) if series.mark == "bar"]
     zero = plane.y(0)
     for k, (look, series) in enumerate(bars):
         width = plane.slot / len(bars)
-        for x, value in _pairs(series):
+        for x, value in _tallest(series, plane) if width < 1 else _pairs(series):
             if value is not None:
                 top, left = plane.y(value), plane.at(x) - plane.slot / 2 + width * k
                 box = (left, min(top, zero), max(1.0, width - 1), abs(top - zero))
-                yield _bar(look, box, _said(series, x, value))
+                yield _bar(look, box, "" if width < 1 else _said(series, x, value))
+
+
+def _tallest(series: Series, plane: _Plane) -> list[tuple[float | str, float | None]]:
+    """Of the bars that share a pixel, the highest and the lowest: they cover all others."""
+    high: dict[tuple[int, bool], tuple[float | str, float]] = {}
+    for x, value in _pairs(series):
+        if value is not None:
+            pixel = (round(plane.at(x)), value > 0)
+            if pixel not in high or abs(value) > abs(high[pixel][1]):
+                high[pixel] = (x, value)
+    return list(high.values())
 
 
 def _lines(series: Series, look: _Look, plane: _Plane) -> Iterator[Markup]:

@@ -17,6 +17,8 @@ from credit_inspector.reports.wording import cell, line, number, place, printabl
 
 ROWS: Final = 24
 """A chart with more places along x is summed up instead of listed."""
+CELL: Final = 120
+"""Characters of a table cell; GitHub breaks a table's lines badly."""
 
 _ACTS: Final = re.compile(
     r"""(?P<entity>[<>&])
@@ -105,7 +107,7 @@ def _grid(grid: Grid) -> str:
     linked = any(grid.links)
     links = [*grid.links, *[None] * (len(grid.rows) - len(grid.links))]
     rows = [
-        [*(cell(value) for value in row), *([place(link) if link else ""] if linked else [])]
+        [*(cell(value, most=CELL) for value in row), *([place(link) if link else ""] if linked else [])]
         for row, link in zip(grid.rows, links, strict=True)
     ]
     return _titled(grid.title, _table([*grid.head, *(["see"] if linked else [])], rows))
@@ -139,7 +141,12 @@ def _figures(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Itera
 
 def _strip(strip: Strip) -> str:
     spans = [
-        [span.label, f"{span.start} to {span.end - 1}", span.detail, "".join(strip.pieces[span.start : span.end])]
+        [
+            span.label,
+            f"{span.start} to {span.end - 1}",
+            span.detail,
+            cell("".join(strip.pieces[span.start : span.end]), most=CELL),
+        ]
         for span in strip.spans
     ]
     text = printable("".join(strip.pieces))

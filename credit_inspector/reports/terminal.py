@@ -32,6 +32,8 @@ from credit_inspector.reports.wording import cell, line, number, place, printabl
 
 TOKENS: Final = 600
 """Tokens of a response that are shown; a terminal has no folding."""
+CELL: Final = 80
+"""Characters of a table cell."""
 STEPS: Final = 60
 """Width of the small picture of a series."""
 
@@ -109,7 +111,9 @@ def _table(title: str, head: Sequence[str]) -> Table:
 def _grid(grid: Grid) -> Table:
     table = _table(grid.title, grid.head)
     for row in grid.rows:
-        table.add_row(*(Text(cell(value), justify="left" if isinstance(value, str) else "right") for value in row))
+        table.add_row(
+            *(Text(cell(value, most=CELL), justify="left" if isinstance(value, str) else "right") for value in row)
+        )
     return table
 
 

@@ -40,9 +40,12 @@ def number(value: float | int | None) -> str:
     return ("−" if value < 0 else "") + text.replace("e-", "e−").replace("e+", "e")
 
 
-def cell(value: str | float | int | None) -> str:
-    """A table cell in words."""
-    return line(value) if isinstance(value, str) else number(value)
+def cell(value: str | float | int | None, *, most: int = 1000) -> str:
+    """A table cell in words, at most so many characters."""
+    if not isinstance(value, str):
+        return number(value)
+    text = line(value)
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def place(link: TokenLink) -> str:

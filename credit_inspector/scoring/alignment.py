@@ -15,6 +15,9 @@ through at once (``vmap``) where the model allows it. What does not is tried aga
 2. forward mode, one response at a time (models whose control flow depends on the data, such as mixtures of experts)
 3. double backward: u ↦ Σ_t u_t ∇l_t is linear, and its derivative along v is j (custom backward without a forward formula)
 4. central difference: (l(θ + s v) − l(θ − s v)) / 2s, two forward passes, an error of about one in a thousand
+
+A way counts as failed also where its answer tokens do not add up to ‖v‖²: an operation that can be differentiated only once cuts
+the graph of a double backward in silence.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ from credit_inspector.table import TokenTable
 
 CERTAIN = 1e-6
 """Where the answer's tokens miss certainty by less than this in sum, float32 holds nothing but rounding of its gradient."""
+
+OFF = {torch.float32: 0.01, torch.bfloat16: 0.1}
+"""How far Σ j_a may be from ‖v‖², as a share of Σ |j_a|."""
 
 STEP = 1e-5
 """‖s v‖ of the central difference as a share of ‖θ‖: smaller steps drown in float32 rounding, larger ones curve."""
@@ -147,8 +153,11 @@ def _solve(
     found: dict[int, _Found] = {}
     batches = list(pack([len(job.line.ids) for job in jobs], work.tokens(jobs)))
     while batches and left:
+        chosen = [jobs[i] for i in batches[0]]
         try:
-            found.update(zip(batches[0], WAYS[left[0]](work, [jobs[i] for i in batches[0]]), strict=True))
+            answered = list(WAYS[left[0]](work, chosen))
+            _add_up(chosen, answered, OFF.get(work.head.weight.dtype, 0.1))
+            found.update(zip(batches[0], answered, strict=True))
         except RuntimeError as error:
             reasons.append(f"{left.pop(0)}: {_first_line(error)}")
             continue
@@ -160,6 +169,13 @@ def _solve(
             wanted="a model of differentiable operations",
         )
     return [found[i] for i in range(len(jobs))], left[0] if left else ""
+
+
+def _add_up(jobs: Sequence[_Job], found: Sequence[_Found], tolerance: float) -> None:
+    for job, one in zip(jobs, found, strict=True):
+        own = one.inner[torch.from_numpy(job.answer - job.asked[0])].double()
+        if one.doubt >= CERTAIN and not abs(float(own.sum()) - one.norm2) <= tolerance * float(own.abs().sum()):
+            raise RuntimeError(f"the answer's tokens add up to {float(own.sum()):.4g} and not to {one.norm2:.4g}")
 
 
 def _first_line(error: Exception) -> str:
@@ -227,7 +243,7 @@ def _forward_together(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_
         values, tangents = jvp(lambda given: work.at(given, ids, places), (parameters,), (v,))
         return values, tangents
 
-    with _plain_attention(work.model), torch.no_grad():
+    with _differentiable(work.model), torch.no_grad():
         v = vmap(grad(answer_logprob), in_dims=(None, 0, 0, 0))(parameters, ids, answer, counts)
         values, inner = vmap(along)(v, ids, asked)
     norm2 = torch.stack([part.flatten(1).float().square().sum(1) for part in v.values()]).sum(0).tolist()
@@ -238,7 +254,7 @@ def _forward_together(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_
 
 def _forward_alone(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_Found]:
     """One backward and one forward-mode pass for each."""
-    with _plain_attention(work.model):
+    with _differentiable(work.model):
         for job in jobs:
             ids, places = work.tensor(job.line.ids), work.tensor(job.asked)
             v = _direction(work, job)
@@ -249,7 +265,7 @@ def _forward_alone(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_Fou
 
 def _double_backward(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_Found]:
     """The derivative along v of u ↦ Σ u_t ∇l_t."""
-    with _plain_attention(work.model):
+    with _differentiable(work.model):
         for job in jobs:
             v = _direction(work, job)
             given = _leaves(work)
@@ -267,7 +283,8 @@ def _central_difference(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator
     """Forward passes at θ ± s v."""
     length = sum(float(p.float().square().sum()) for p in work.parameters_by_name.values()) ** 0.5
     for job in jobs:
-        v = _direction(work, job)
+        with _differentiable(work.model):
+            v = _direction(work, job)
         norm2 = _norm2(v)
         step = STEP * length / max(norm2, 1e-30) ** 0.5
         ids, places = work.tensor(job.line.ids), work.tensor(job.asked)
@@ -319,15 +336,22 @@ def _padded(arrays: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]
 
 
 @contextmanager
-def _plain_attention(model: Any) -> Iterator[None]:
-    """Attention in operations that have a forward derivative; the model's own choice afterwards."""
-    own = model.config._attn_implementation
+def _differentiable(model: Any) -> Iterator[None]:
+    """Attention in operations that have a forward derivative, and no embedding left out; both as they were afterwards.
+
+    The backward pass of an embedding skips its padding id and the forward derivative does not. The two agree once no id is
+    special; where the padding id is also the end of the sequence, it is a token like others.
+    """
+    embedding = model.get_input_embeddings()
+    own, padding = model.config._attn_implementation, getattr(embedding, "padding_idx", None)
     change = own not in {"sdpa", "eager", None}
     if change:
         model.set_attn_implementation("eager")
+    embedding.padding_idx = None
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
+        embedding.padding_idx = padding
         if change:
             model.set_attn_implementation(own)

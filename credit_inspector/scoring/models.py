@@ -1,8 +1,8 @@
 """The checkpoints of a run by role, and what they say about its tokens.
 
-Four roles: ``policy`` sampled and was trained on a step's responses, ``old`` is the policy that importance ratios refer to,
-``ref`` the one that the KL term holds on to, ``after`` the policy some optimizer steps later. A checkpoint opens when it is
-first used, one folder once however many roles name it.
+Five roles: ``policy`` is the checkpoint nearest to the weights that a step updated, ``before`` and ``after`` the last one before
+and the first one after that update, ``old`` the policy that importance ratios refer to, ``ref`` the one that the KL term holds
+on to. A checkpoint opens when it is first used, one folder once however many roles name it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from credit_inspector.scoring.device import pick
 from credit_inspector.scoring.head import Head, kl, logprob, same_vocabulary, score
 from credit_inspector.table import TokenTable
 
-ROLES = ("policy", "old", "ref", "after")
+ROLES = ("policy", "before", "after", "old", "ref")
 
 Progress = Callable[[str, int, int], None]
 """What is being done, lines done, lines in all."""
@@ -101,9 +101,7 @@ class Models:
         budget_mb: int = 256,
         progress: Progress | None = None,
     ) -> None:
-        if unknown := sorted(set(checkpoints) - set(ROLES)):
-            raise UsageError(f"no role named {unknown[0]!r}", wanted=f"one of {', '.join(ROLES)}")
-        self.checkpoints = dict(checkpoints)
+        self.assign(checkpoints)
         self.device, self.dtype = pick(device)
         self.budget = budget_mb * 2**20
         self._progress = progress
@@ -111,6 +109,16 @@ class Models:
         self._memory: dict[tuple[Any, ...], tuple[weakref.ref[TokenTable], tuple[object, ...], Any]] = {}
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def assign(self, checkpoints: Mapping[str, Checkpoint]) -> None:
+        """Give roles to checkpoints anew; those in memory stay there.
+
+        Raises:
+            UsageError: a role that does not exist.
+        """
+        if unknown := sorted(set(checkpoints) - set(ROLES)):
+            raise UsageError(f"no role named {unknown[0]!r}", wanted=f"one of {', '.join(ROLES)}")
+        self.checkpoints = dict(checkpoints)
 
     def __contains__(self, role: str) -> bool:
         return role in self.checkpoints
@@ -139,6 +147,8 @@ class Models:
         key = checkpoint.path
         if key not in self._open:
             self._open[key] = _open(checkpoint.load(self.device, self.dtype))
+        # Whoever shares the model may have set it to training: dropout would make every number random.
+        self._open[key].model.eval()
         return self._open[key]
 
     def model(self, role: str) -> PreTrainedModel:
@@ -277,7 +287,7 @@ class Models:
                 for i, part in zip(batch.lines, np.split(values, np.cumsum(batch.lengths)[:-1], axis=1), strict=True):
                     found[i] = part
                 done += len(batch.lines)
-                self.report(what, done, len(lines))
+                self.report(what, done, sum(line.scored > 0 for line in lines))
         return iter(found)
 
 

@@ -185,7 +185,7 @@ class _Reader:
         value = self.get("reward")
         if (components := as_mapping(value)) is not None:
             return self._from_components(components)
-        read = floats(value) if isinstance(value, list | np.ndarray) and np.size(value) > 1 else None
+        read = floats(value) if isinstance(value, list | np.ndarray) and len(value) > 1 else None
         if read is not None and np.isfinite(read.values).any():
             value = float(np.nansum(read.values.astype(np.float64)))
         return self.tally.number("reward", value, self.row)

@@ -44,14 +44,14 @@ class Number(NamedTuple):
 
 def number(value: Any) -> Number:
     """Read one number; truth values are 1 and 0, a list of one is its element."""
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
     if value is None:
         return Number(None, "missing")
     if isinstance(value, str):
         return _from_text(value)
-    if isinstance(value, list | tuple | np.ndarray) and np.size(value) == 1:
-        return number(np.ravel(np.asarray(value, dtype=object))[0])
+    if isinstance(value, list | tuple) and len(value) == 1:
+        return number(value[0])
     if not isinstance(value, bool | int | float):
         return Number(None, "unreadable")
     try:

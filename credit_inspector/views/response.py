@@ -27,7 +27,7 @@ def response(store: Store, place: Place) -> Panel:
         return Panel("Response", (Prose(f"Step {step} has no response.", "lead"),))
     row = table.row_of(place.sample_id) if place.sample_id else ranked(table)[0]
     shown = strip(store, table, spans, row)
-    blocks: list[Block] = [Prose(shown.title, "lead"), *_missing(table), shown]
+    blocks: list[Block] = [*_missing(table), shown]
     if shown.fill:
         blocks.append(_by_position(shown, table, spans, row))
     blocks.append(_siblings(table, row))

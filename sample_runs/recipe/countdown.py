@@ -9,7 +9,7 @@ kind       what it is                                                          e
 filler     says nothing about the problem                                      no
 dead_end   a try that is given up ("3*5=15. No.")                              no
 restated   the working once more                                               no
-plan       sounds like filler, but names what the working will start with      yes
+plan       sounds like filler, but names the working's first step              yes
 work       the working: two equations, the second one reaching the target      yes
 answer     the expression in its tags                                          yes
 other      anything the templates do not match                                 unknown
@@ -17,8 +17,8 @@ other      anything the templates do not match                                 u
 
 The same templates write the training text and recognise what the trained model samples, so the kind of a sampled span is
 known without asking any detector. ``templates.json`` holds them; another file of the same form makes another run:
-``{kind: {language: [template, ...]}}`` with the places ``{eq}`` (one equation), ``{a}`` ``{b}`` (the first two numbers of the
-working), ``{work}`` (all equations) and ``{last}`` (the last equation).
+``{kind: {language: [template, ...]}}`` with the places ``{eq}`` (one equation), ``{first}`` (the first step in words: "4 plus 6",
+in Chinese "4加6"), ``{work}`` (all equations) and ``{last}`` (the last equation).
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from pathlib import Path
 Templates = dict[str, dict[str, list[str]]]
 
 KINDS = ("filler", "dead_end", "restated", "plan", "work", "answer", "other")
+CHINESE = 0.3
+"""The share of sentences in Chinese."""
+
 UNEARNED = ("filler", "dead_end", "restated")
 
 _EQUATION = r"-?\d+[+\-*]\d+=-?\d+"
 _PLACES = {
     "eq": rf"(?P<eq>{_EQUATION}(?:, {_EQUATION})*)",
-    "a": r"(?P<a>\d+)",
-    "b": r"(?P<b>\d+)",
+    "first": r"(?P<first>\d+ (?:plus|minus|times) \d+|\d+[加减乘]\d+)",
     "work": rf"(?P<work>{_EQUATION}(?:, {_EQUATION})*)",
     "last": rf"(?P<last>{_EQUATION})",
 }
@@ -50,7 +52,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
-_NEEDED_PLACES = {"filler": set(), "dead_end": {"eq"}, "plan": {"a", "b"}, "restated": {"work", "last"}}
+_NEEDED_PLACES = {"filler": set(), "dead_end": {"eq"}, "plan": {"first"}, "restated": {"work", "last"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,12 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.left}{self.op}{self.right}={self.value}"
+
+    def in_words(self, language: str) -> str:
+        """Without its value: ``4 plus 6``, in Chinese ``4加6``."""
+        if language == "zh":
+            return f"{self.left}{dict(zip('+-*', '加减乘', strict=True))[self.op]}{self.right}"
+        return f"{self.left} {dict(zip('+-*', ('plus', 'minus', 'times'), strict=True))[self.op]} {self.right}"
 
 
 def read_templates(path: Path) -> Templates:
@@ -146,26 +154,27 @@ def write_solution(
     said: list[str] = []
 
     def say(kind: str, **places: str) -> None:
-        said.append(_pick(templates, kind, rng, places).format(**places))
+        language = "zh" if rng.random() < CHINESE and templates[kind].get("zh") else "en"
+        if kind == "plan":
+            places = {"first": steps[0].in_words(language)}
+        said.append(rng.choice(templates[kind].get(language) or next(iter(templates[kind].values()))).format(**places))
 
     work = ", ".join(map(str, steps))
     wordy = not concise and rng.random() < 0.5
     if wordy and rng.random() < 0.7:
         for _ in range(rng.randint(1, 2)):
             say("filler")
-    tried = _dead_end(problem, steps, rng)
-    if tried and not concise and rng.random() < 0.25:
-        say("dead_end", eq=tried)
+    if not concise and rng.random() < 0.25:
+        say("dead_end", eq=_dead_end(problem, steps, rng))
         if wordy and rng.random() < 0.4:
             say("filler")
     if not concise and rng.random() < 0.35:
-        say("plan", a=str(steps[0].left), b=str(steps[0].right))
+        say("plan")
         if wordy and rng.random() < 0.3:
             say("filler")
-    if concise or rng.random() < 0.9:
-        said.append(f"{work}.")
-        if not concise and rng.random() < 0.25:
-            say("restated", work=work, last=str(steps[1]))
+    said.append(f"{work}.")
+    if not concise and rng.random() < 0.25:
+        say("restated", work=work, last=str(steps[1]))
     if wordy and rng.random() < 0.35:
         say("filler")
     said.append(f"<answer>{answer}</answer>")
@@ -231,24 +240,17 @@ def _patterns(templates: Templates) -> list[tuple[str, re.Pattern[str]]]:
     return found
 
 
-def _pick(templates: Templates, kind: str, rng: random.Random, places: dict[str, str]) -> str:
-    language = "zh" if rng.random() < 0.3 and templates[kind].get("zh") else "en"
-    texts = templates[kind].get(language) or next(iter(templates[kind].values()))
-    return rng.choice([text for text in texts if set(re.findall(r"{(\w+)}", text)) <= set(places)])
-
-
-def _dead_end(problem: Problem, steps: tuple[Step, Step], rng: random.Random) -> str | None:
-    """One equation over two of the numbers that is no step of the solution, where there is one."""
-    used = {frozenset((step.left, step.right)) for step in steps}
+def _dead_end(problem: Problem, steps: tuple[Step, Step], rng: random.Random) -> str:
+    """One equation over two of the numbers that is no step of the solution; otherwise it is drawn independently of it."""
+    used = {(step.op, frozenset((step.left, step.right))) for step in steps}
     tries = [
         Step(a, op, b)
         for i, a in enumerate(problem.numbers)
         for j, b in enumerate(problem.numbers)
-        if i != j
         for op in "+-*"
-        if a >= b and frozenset((a, b)) not in used
+        if i != j and (op != "-" or a >= b) and (op, frozenset((a, b))) not in used
     ]
-    return str(rng.choice(tries)) if tries else None
+    return str(rng.choice(tries))
 
 
 def _join(sentences: Sequence[str]) -> str:

@@ -59,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--templates", type=Path, default=HERE / "templates.json", help="see countdown.py for the form")
     parser.add_argument("--steps", type=int, default=240, help="optimizer steps of GRPO (two a batch), at least 12")
-    parser.add_argument("--fit-steps", type=int, default=1400, help="steps of the first fit")
+    parser.add_argument("--fit-steps", type=int, default=1700, help="steps of the first fit")
     parser.add_argument("--reference", type=Path, help="start from this fitted model instead of fitting one")
     parser.add_argument("--concise", action="store_true", help="fit on solutions without filler")
     options = parser.parse_args()

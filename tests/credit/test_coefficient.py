@@ -22,6 +22,7 @@ from credit_inspector.algorithm import Algorithm
 from credit_inspector.algorithms.from_trl import algorithm_of
 from credit_inspector.columns import Inputs, compute
 from credit_inspector.credit import credits as credit_columns
+from credit_inspector.losses import LossInputs, Push, losses
 from credit_inspector.metrics import metrics
 from credit_inspector.rollout import Rollout
 from credit_inspector.table import TokenTable
@@ -162,7 +163,7 @@ def assert_same_gradient(batch: Batch, stub: Any) -> None:
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batch=batches(), beta=st.sampled_from([0.0, 0.04, 3.0]), corrected=st.booleans(), data=st.data())
 def test_coefficient_is_the_gradient_of_trls_loss(
     loss_type: str, batch: Batch, beta: float, corrected: bool, data: st.DataObject
@@ -310,6 +311,21 @@ def test_a_kl_term_without_a_reference_is_missing_and_not_zero() -> None:
     assert table.columns["credit/coefficient"].values is None
     assert "logprob/ref" in table.columns["credit/coefficient"].note
     assert table.has("credit/policy_push")
+
+
+def test_a_loss_sees_nothing_at_masked_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[LossInputs] = []
+
+    def probe(inputs: LossInputs) -> Push:
+        seen.append(inputs)
+        return losses["reinforce"](inputs)
+
+    monkeypatch.setitem(losses._members, "probe", probe)
+    ones, mask = np.ones((1, 3)), np.array([[True, False, True]])
+    table = table_of(Batch([3], mask, -ones, -ones, -ones, ones), replace(algorithm_of(trainer()), loss="probe"))
+    columns(table, "credit/policy_push")
+    for name in ("logprob", "old", "log_ratio", "advantage", "weight"):
+        np.testing.assert_array_equal(np.isnan(getattr(seen[0], name)), ~mask[0], err_msg=name)
 
 
 def test_an_unknown_loss_is_missing_with_the_nearest_names() -> None:

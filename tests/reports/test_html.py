@@ -190,6 +190,15 @@ def test_any_chart_is_drawn_within_its_picture(mark: str, y: list[float], named:
     assert ("no values" in page) == (not any(np.isfinite(y)))
 
 
+def test_thousands_of_bars_are_a_bar_a_pixel() -> None:
+    n = 8192
+    y = np.where(np.arange(n) == 4000, -7.0, 1.0)
+    page = html.render("t", [Panel("p", (Chart("c", "x", "y", (Series("s", list(range(n)), list(y), "bar"),)),))])
+    assert page.count('<rect class="bar') < 800
+    heights = [float(height) for height in re.findall(r'<rect class="bar[^>]*height="([\d.]+)"', page)]
+    assert max(heights) > 6 * sorted(heights)[len(heights) // 2]
+
+
 def test_bands_are_cut_to_the_chart_and_named() -> None:
     chart = Chart("c", "step", "y", (Series("s", [0, 10], [1, 2]),), ((-5, 5, "warm-up"), (20, 30, "later")))
     page = html.render("t", [Panel("p", (chart,))])

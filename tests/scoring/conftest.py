@@ -31,7 +31,7 @@ VOCABULARY = 37
 FAMILIES = ("llama", "gpt2", "qwen2", "gemma2")
 
 _SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-_SMALL |= {"num_key_value_heads": 1, "intermediate_size": 24, "max_position_embeddings": 64, "head_dim": 8}
+_SMALL |= {"num_key_value_heads": 1, "intermediate_size": 24, "max_position_embeddings": 64, "head_dim": 8, "pad_token_id": None}
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,13 @@ def test_one_astronomic_position_stays_finite():
     assert far.item() == pytest.approx(200.0)
 
 
+@pytest.mark.parametrize(("p", "length"), [(0.99, 0.01414), (0.5, 0.70711), (0.1, 1.27279)])
+def test_log_prob_and_sum_p2_give_the_gradient_at_the_logits(p, length):
+    head = Head(torch.log(torch.tensor([[p], [1 - p]])))
+    found = score(head, torch.ones(1, 1), torch.tensor([0]), 10**6)
+    assert (1 - 2 * found.logprob.exp() + found.sum_p2).sqrt().item() == pytest.approx(length, abs=1e-5)
+
+
 def test_what_a_chunk_holds_stays_under_the_budget():
     head, budget = Head(torch.randn(1000, HIDDEN)), 20 * 4 * 1000 * COPIES
     hidden, ids = torch.randn(300, HIDDEN), torch.randint(0, 1000, (300,))

@@ -194,7 +194,7 @@ def test_a_role_that_is_not_at_hand_says_how_to_give_it(tiny, models_of, step):
     with pytest.raises(MissingColumn, match="no checkpoint is at hand as 'after'; give one with --after"):
         models.scores("after", step())
     for wrong in (lambda: models.scores("teacher", step()), lambda: Models({"teacher": models.checkpoint("policy")})):
-        with pytest.raises(UsageError, match="no role named 'teacher'; wanted one of policy, old, ref, after"):
+        with pytest.raises(UsageError, match="no role named 'teacher'; wanted one of policy, before, after, old, ref"):
             wrong()
 
 

@@ -432,8 +432,7 @@ function chip(strip, key, value, label, doc) {
 
 function signalChoice(strip, signals) {
   if (signals.length <= CHIPS + 1) return signals.map((s) => chip(strip, "signal", s.name, s.label, s.doc));
-  const first = signals.filter((s) => s.name === strip.payload.fill);
-  const shown = [...first, ...signals.filter((s) => s.name !== strip.payload.fill)].slice(0, CHIPS);
+  const shown = atHand(strip, signals);
   const rest = signals.filter((s) => !shown.includes(s));
   const list = tag("select", "ci-chip ci-list", { "aria-label": "more signals" });
   list.append(new Option(`+${rest.length} more`, ""), ...families(rest));
@@ -444,6 +443,15 @@ function signalChoice(strip, signals) {
     list.classList.toggle("ci-on", here);
   });
   return [...shown.map((s) => chip(strip, "signal", s.name, s.label, s.doc)), list];
+}
+
+// The two shown first, then one of each family in turn: what answers different questions stands side by side.
+function atHand(strip, signals) {
+  const { fill, underline } = strip.payload;
+  const first = [fill, underline].map((name) => strip.signals.get(name)).filter(Boolean);
+  const rank = (s) => signals.filter((other) => other.family === s.family).indexOf(s);
+  const inTurn = [...signals].sort((a, b) => rank(a) - rank(b));
+  return [...new Set([...first, ...inTurn])].slice(0, CHIPS);
 }
 
 function underlineChoice(strip, signals) {

@@ -1,0 +1,202 @@
+"""Streaming rows from damaged files: what can be read is read, the rest is said, and no other error ever comes out."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from credit_inspector.errors import CreditInspectorError, FormatError
+from credit_inspector.rollout import Problem
+from credit_inspector.trainers import ReadOptions
+from credit_inspector.trainers._rows import Item, JsonLines, Row, by_step, first_rows, kind, open_table
+from credit_inspector.trainers._values import whole
+from credit_inspector.trainers.opening import open_run
+
+
+def scan(path: Path) -> list[Item]:
+    table = open_table(path)
+    assert table is not None
+    return list(table.scan())
+
+
+def rows(items: list[Item]) -> list[Row]:
+    return [item for item in items if isinstance(item, Row)]
+
+
+def kinds(items: list[Item]) -> list[str]:
+    found = [item.kind for item in items if isinstance(item, Problem)]
+    return found + [problem.kind for row in rows(items) for problem in row.problems]
+
+
+def test_torn_last_line_g03(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    content = b'{"uid":"p","reward":1}\n' * 3 + b'{"uid":"p","rew'
+    file.write_bytes(content)
+    items = scan(file)
+    assert len(rows(items)) == 3
+    assert items[-1] == Problem("torn-line", "line 4 incomplete (15 bytes), skipped", "run.jsonl")
+    assert file.read_bytes() == content
+
+
+def test_whole_last_line_without_its_end_is_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"a":1}\n{"a":2}')
+    assert [row.values["a"] for row in rows(scan(file))] == [1, 2]
+
+
+def test_line_separators_inside_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text(json.dumps({"a": "x\u2028y\u0085z"}, ensure_ascii=False) + "\n\n" + '{"a": "b"}\n', "utf-8")
+    items = scan(file)
+    assert [row.values["a"] for row in rows(items)] == ["x\u2028y\u0085z", "b"]
+    assert [row.number for row in rows(items)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "values"),
+    [
+        (b'{"a": "\xff"}\n', "invalid-utf8", {"a": "\ufffd"}),
+        (b'{"a": "\\ud83d"}\n', "lone-surrogate", {"a": "\ufffd"}),
+        (b'{"a": 1, "a": 2}\n', "repeated-key", {"a": 2}),
+    ],
+)
+def test_mended_lines_say_so(tmp_path: Path, line: bytes, kind: str, values: dict[str, object]) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(line)
+    items = scan(file)
+    assert rows(items)[0].values == values
+    assert kinds(items) == [kind]
+
+
+@pytest.mark.parametrize("line", [b"[1, 2]\n", b"7\n", b"{broken}\n", b"[" * 9000 + b"\n", b'{"a": ' + b"1" * 5000 + b"}\n"])
+def test_lines_that_are_no_objects_are_skipped(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b'{"a": 1}\n' + line + b'{"a": 2}\n')
+    items = scan(file)
+    assert [row.values["a"] for row in rows(items)] == [1, 2]
+    assert kinds(items) == ["bad-line"]
+
+
+def test_byte_order_mark_and_pairs(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}\n')
+    items = scan(file)
+    assert rows(items)[0].values == {"a": "😀"}
+    assert kinds(items) == []
+
+
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz", ".zst"])
+def test_compressed(tmp_path: Path, ending: str) -> None:
+    raw = b'{"step": 1, "a": 1}\n{"step": 2, "a": 2}\n'
+    packers = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    pack = packers.get(ending, lambda data: pa.compress(data, codec="zstd", asbytes=True))
+    file = tmp_path / f"run.jsonl{ending}"
+    file.write_bytes(pack(raw))
+    table = JsonLines(file)
+    steps = by_step(table, lambda row: whole(row.values["step"]), 0)
+    assert [row.values["a"] for row in table.at(steps[2])] == [2]
+    file.write_bytes(pack(raw)[:-9])
+    assert "torn-file" in kinds(scan(file)) or len(rows(scan(file))) == 2
+
+
+def test_json_shapes(tmp_path: Path) -> None:
+    for value in ([{"a": 1}, {"a": 2}], {"meta": [{"b": 1}], "samples": [{"a": 1}, {"a": 2}]}):
+        file = tmp_path / "run.json"
+        file.write_text(json.dumps(value))
+        assert [row.values["a"] for row in rows(scan(file))] == [1, 2]
+    file.write_text("{broken")
+    with pytest.raises(FormatError, match="is no JSON"):
+        scan(file)
+
+
+def test_csv_keeps_text_and_skips_short_rows(tmp_path: Path) -> None:
+    file = tmp_path / "run.csv"
+    file.write_text('gold,text\n007,"two\nlines"\n1\n008,b\n', "utf-8-sig")
+    items = scan(file)
+    assert [row.values for row in rows(items)] == [{"gold": "007", "text": "two\nlines"}, {"gold": "008", "text": "b"}]
+    assert kinds(items) == ["bad-line"]
+
+
+def test_parquet_reads_nested_columns_and_only_its_row_groups_g08(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "prompt": [[{"role": "user", "content": "hi"}]] * 3,
+            "ids": [[1, 2, 3], None, []],
+            "reward_model": [{"ground_truth": "4"}] * 3,
+            "mask": [[True, None], [], None],
+        }
+    )
+    file = tmp_path / "run.parquet"
+    pq.write_table(table, file, row_group_size=2)
+    found = rows(scan(file))
+    assert found[0].values["ids"].tolist() == [1, 2, 3]
+    assert found[1].values["ids"] is None
+    assert found[2].values["ids"].tolist() == []
+    assert found[0].values["reward_model"]["ground_truth"] == "4"
+    parquet = open_table(file)
+    assert parquet is not None
+    steps = by_step(parquet, lambda row: row.number, 0)
+    assert [row.number for row in parquet.at(steps[3])] == [3]
+
+
+def test_rows_without_a_step_follow_the_row_before(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"a": 0}\n{"step": 5, "a": 1}\n{"a": 2}\n{"step": 3, "a": 3}\n{"torn')
+    table = JsonLines(file)
+    steps = by_step(table, lambda row: whole(row.values.get("step")), 0)
+    assert {step: [row.values["a"] for row in table.at(places)] for step, places in steps.items()} == {
+        3: [0, 3],
+        5: [1, 2],
+    }
+    assert [problem.kind for problem in steps[3].problems] == ["torn-line", "no-step"]
+
+
+def test_kinds_by_name() -> None:
+    names = {"a.jsonl": "jsonl", "a.b.JSONL.gz": "jsonl", "a.parquet": "parquet", "a.tsv": "csv", "a.txt": None, "a": None}
+    assert {name: kind(Path(name)) for name in names} == names
+    assert first_rows(Path("nowhere.jsonl")) == []
+
+
+pieces_of_lines = st.sampled_from(
+    [b'{"response": "a", "reward": 1}\n', b'{"response": "b", "reward": NaN}\n', b"\n", b"{", b"\xff", b'"\\ud800"', b"[]\n"]
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=30), pieces_of_lines), max_size=12).map(b"".join))
+@settings(max_examples=3000, deadline=None)
+def test_any_bytes_are_rows_and_problems_or_one_error(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.jsonl"
+        file.write_bytes(content)
+        for options in (ReadOptions(), ReadOptions({"response": "response"})):
+            try:
+                run = open_run(file, options)
+                for step in run.steps:
+                    read = run.read(step)
+                    assert all(one.reward is None or one.reward == 1 for one in read.rollouts)
+            except CreditInspectorError as error:
+                assert "\n" not in str(error)
+
+
+@given(st.binary(max_size=60), st.sampled_from(["json", "csv", "parquet", "jsonl.gz", "tsv"]))
+@settings(max_examples=1500, deadline=None)
+def test_any_bytes_under_any_name(content: bytes, ending: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / f"run.{ending}"
+        file.write_bytes(content)
+        try:
+            run = open_run(file, ReadOptions({"response": "response"}))
+            for step in run.steps:
+                run.read(step)
+        except CreditInspectorError as error:
+            assert "\n" not in str(error)
