@@ -42,6 +42,13 @@ class SpanTable:
     """``[S]`` one past the last token."""
     label: tuple[str, ...]
     text: tuple[str, ...]
+    lead: NDArray[np.int64] | None = None
+    """``[S]`` how many of its first tokens are white space alone; 0 where not known."""
+
+    @property
+    def leads(self) -> NDArray[np.int64]:
+        """``lead``, with zeros where it is not known."""
+        return np.zeros(len(self), np.int64) if self.lead is None else self.lead
 
     def __len__(self) -> int:
         return len(self.row)
@@ -92,6 +99,7 @@ class SpanTable:
         ends: list[int] = []
         labels: list[str] = []
         texts: list[str] = []
+        leads: list[int] = []
         for row, words in enumerate(pieces):
             begins = np.concatenate([[0], np.cumsum([len(word) for word in words], dtype=np.int64)])[:-1]
             text = "".join(words)
@@ -106,5 +114,12 @@ class SpanTable:
                 ends.append(int(table.offsets[row] + high))
                 labels.append(span.label)
                 texts.append(text[span.start : span.end])
-        as_ints = [np.array(values, dtype=np.int64) for values in (rows, starts, ends)]
-        return cls(row=as_ints[0], start=as_ints[1], end=as_ints[2], label=tuple(labels), text=tuple(texts))
+                leads.append(_blank(words[low:high]))
+        row_, start, end, lead = (np.array(values, dtype=np.int64) for values in (rows, starts, ends, leads))
+        return cls(row=row_, start=start, end=end, label=tuple(labels), text=tuple(texts), lead=lead)
+
+
+def _blank(words: Sequence[str]) -> int:
+    """How many of the first words are white space alone; a span of nothing else has none to spare."""
+    count = next((i for i, word in enumerate(words) if word.strip() or not word), len(words))
+    return count if count < len(words) else 0

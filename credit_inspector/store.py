@@ -36,6 +36,7 @@ from credit_inspector.panel import Finding, Severity, TokenLink
 from credit_inspector.rollout import Problem, Rollout
 from credit_inspector.spans import SpanTable
 from credit_inspector.table import Column, Provenance, TokenTable
+from credit_inspector.text import whole
 from credit_inspector.tokens import Pieces, load_tokenizer, pieces
 
 SCHEMA_VERSION = 1
@@ -217,7 +218,7 @@ class Store:
             raise StoreError(f"{target} could not be written: {error.strerror}") from error
 
     def _write_json(self, name: str, data: Any) -> None:
-        self._write(self.folder / name, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False).encode())
+        self._write(self.folder / name, json.dumps(data, indent=1, allow_nan=False).encode())
 
     def _read_json(self, name: str) -> Any:
         try:
@@ -242,12 +243,15 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
     def ragged(values: np.ndarray) -> pa.Array:
         return pa.ListArray.from_arrays(offsets, pa.array(values, from_pandas=False))
 
-    data: dict[str, Any] = {name: [getattr(r, name) for r in table.rollouts] for name in _PLAIN}
-    data["rewards"] = [json.dumps(dict(r.rewards)) for r in table.rollouts]
-    data["extra"] = [json.dumps(dict(r.extra), default=str, ensure_ascii=False) for r in table.rollouts]
+    types = {"reward": pa.float64(), "advantage": pa.float64(), "policy_version": pa.int64(), "truncated": pa.bool_()}
+    data: dict[str, Any] = {
+        name: pa.array([_whole(getattr(r, name)) for r in table.rollouts], types.get(name, pa.string())) for name in _PLAIN
+    }
+    data["rewards"] = pa.array([json.dumps(dict(r.rewards)) for r in table.rollouts], pa.string())
+    data["extra"] = pa.array([json.dumps(dict(r.extra), default=str) for r in table.rollouts], pa.string())
     data["prompt_ids"] = pa.array([r.prompt_ids for r in table.rollouts], pa.list_(pa.int32()))
-    data["has_ids"] = [r.response_ids is not None for r in table.rollouts]
-    data["has_mask"] = [r.loss_mask is not None for r in table.rollouts]
+    data["has_ids"] = pa.array([r.response_ids is not None for r in table.rollouts], pa.bool_())
+    data["has_mask"] = pa.array([r.loss_mask is not None for r in table.rollouts], pa.bool_())
     data["response_ids"] = ragged(table.token_ids)
     data["loss_mask"] = ragged(table.loss_mask)
     if spans is not None:
@@ -260,7 +264,11 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
         "columns": {name: [column.provenance, column.note] for name, column in table.columns.items()},
         "problems": [[p.kind, p.message, p.where] for p in table.problems],
     }
-    return pa.table(data).replace_schema_metadata({_KEY: json.dumps(about, ensure_ascii=False).encode()})
+    return pa.table(data).replace_schema_metadata({_KEY: json.dumps(about).encode()})
+
+
+def _whole(value: Any) -> Any:
+    return whole(value) if isinstance(value, str) else value
 
 
 def _span_lists(table: TokenTable, spans: SpanTable) -> dict[str, pa.Array]:
@@ -269,8 +277,9 @@ def _span_lists(table: TokenTable, spans: SpanTable) -> dict[str, pa.Array]:
     lists = {
         "span_start": pa.array((spans.start - first).astype(np.int32)),
         "span_end": pa.array((spans.end - first).astype(np.int32)),
+        "span_lead": pa.array(spans.leads.astype(np.int32)),
         "span_label": pa.array(spans.label, pa.string()),
-        "span_text": pa.array(spans.text, pa.string()),
+        "span_text": pa.array([whole(text) for text in spans.text], pa.string()),
     }
     return {name: pa.ListArray.from_arrays(pa.array(bounds), values) for name, values in lists.items()}
 
@@ -339,6 +348,7 @@ def _spans(arrow: pa.Table, offsets: np.ndarray) -> SpanTable:
         end=_flat(arrow, "span_end")[1].astype(np.int64) + offsets[row],
         label=tuple(_flat(arrow, "span_label")[1].tolist()),
         text=tuple(_flat(arrow, "span_text")[1].tolist()),
+        lead=_flat(arrow, "span_lead")[1].astype(np.int64),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from credit_inspector import pipeline
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.rollout import Rollout
+from credit_inspector.store import Store
 from credit_inspector.table import TokenTable
+from credit_inspector.trainers.opening import open_run
 
 # Two workers share two cores: a deadline would measure the neighbour. CI draws the same examples every time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -56,3 +60,14 @@ def make_table() -> MakeTable:
         return TokenTable.from_rollouts(1, rollouts, algorithm=RULE)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def analysis(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Store:
+    """The shipped run, three steps of it, analysed once for all test workers."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    with (shared / "analysis.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        steps = open_run(SAMPLE).steps
+        return pipeline.analyze(SAMPLE, shared / "analysis", pipeline.Options(steps=(steps[0], steps[1], steps[-1])))

@@ -5,5 +5,5 @@ trainer sets it. The file ``trl-1.16.0-grpo.toml`` is the preset ``trl-1.16.0/gr
 slash.
 
 The modules beside them are the other ways in which a rule becomes known: ``presets`` reads these files, ``from_trl``
-reads a live trainer, ``detect`` tries rules on stored advantages; ``normalise`` holds what they and the estimators share.
+reads a live trainer, ``detect`` tries rules on stored advantages; ``normalise`` is what they share with the estimators.
 """

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def alignment(table: TokenTable, spans: SpanTable, models: Models) -> Made:
     """⟨∇ log π(token), ∇ log p(answer)⟩ / ‖∇ log p(answer)‖², over all parameters; the answer's own tokens sum to 1.
 
-    A small step that raises the token's log-prob along its gradient raises the answer's in this proportion. It tells what
-    shares parameters with the answer, not what caused it; look at the answer's tokens and the others on scales of their own.
-    Missing where the answer is so certain that its gradient is rounding.
+    A small step that raises the token's log-prob along its gradient raises the answer's in this proportion. It tells
+    what shares parameters with the answer, not what caused it; look at the answer's tokens and the others on scales
+    of their own. Missing where the answer is so certain that its gradient is rounding.
     """
     from credit_inspector.scoring.alignment import align
     from credit_inspector.scoring.answers import answers, without_answer

@@ -1,7 +1,8 @@
 """Occlusion: what the answer owes to each span, by taking the span out and by adding it.
 
-The two answer different questions, and a copy tells them apart. Where a later span repeats an earlier one, deleting either
-changes nothing, so ``credit/deletion`` gives about 0 to both; ``credit/prefix_gain`` gives everything to the one that came first.
+The two answer different questions, and a copy tells them apart. Where a later span repeats an earlier one, deleting
+either changes nothing, so ``credit/deletion`` gives about 0 to both; ``credit/prefix_gain`` gives everything to the
+one that came first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import numpy as np
 
 from credit_inspector.columns import Made
 from credit_inspector.credit import credit
-from credit_inspector.metrics.finite import finite_where_trained
 from credit_inspector.spans import SpanTable
 from credit_inspector.table import Floats, Provenance, TokenTable
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     cost="one forward for each span",
 )
 def deletion(table: TokenTable, spans: SpanTable, models: Models) -> Made:
-    """Drop of log p(answer) when the span is deleted and the rest is forced: its direct effect, on each of its tokens.
+    """Drop of log p(answer) when the span is deleted and the rest is forced: its direct effect.
 
     Work that a later span repeats or builds on gets little here, or less than nothing (see ``credit/influence``). The
     answer and its opening markup have no value; a span after the answer has exactly 0.
@@ -65,11 +65,11 @@ def deletion(table: TokenTable, spans: SpanTable, models: Models) -> Made:
     cost="one forward for each span",
 )
 def prefix_gain(table: TokenTable, spans: SpanTable, models: Models) -> Made:
-    """Gain of log p(answer) from before the span to after it, the answer being forced right there, on each of its tokens.
+    """Gain of log p(answer) from before the span to after it, the answer being forced right there.
 
-    Summed over a response's spans it is log p(answer | all before it) − log p(answer | prompt). A step that only a later
-    one makes use of gets little: the answer cannot be read off yet. Opening markup is forced with the answer and has no value;
-    a span after the answer has exactly 0.
+    Summed over a response's spans it is log p(answer | all before it) − log p(answer | prompt). A step that only a
+    later one makes use of gets little: the answer cannot be read off yet. Opening markup is forced with the answer
+    and has no value; a span after the answer has exactly 0.
     """
     from credit_inspector.scoring.answers import answers
     from credit_inspector.scoring.occlusion import prefix_values
@@ -90,8 +90,10 @@ def by_span_column(table: TokenTable, spans: SpanTable, models: Models, by_span:
     from credit_inspector.scoring.answers import answers, without_answer
 
     missing = without_answer(answers(spans, table.n_rows))
-    known = (models.note("policy"), models.temperature_note(table), *notes, missing)
-    return finite_where_trained(table, spans.to_tokens(by_span, table.n_tokens), *known)
+    said = (models.note("policy"), models.temperature_note(table), *notes, missing)
+    # No count of tokens without a value here: an answer and its markup have none on purpose.
+    values = table.trained(spans.to_tokens(by_span, table.n_tokens))
+    return Made(values, "; ".join(note for note in said if note))
 
 
 def _nothing_after(by_span: Floats, numbers: range, answer: int, *, known: bool) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def saliency(table: TokenTable, spans: SpanTable, models: Models) -> Made:
     """⟨e, ∂ log p(answer)/∂e⟩ at each token's embedding e (gradient × input; Shrikumar et al. 2016), signed.
 
-    To first order what the answer would lose without the token's embedding. Its size says which tokens the answer looks at and
-    weighs them in ``credit/influence``; by itself it tells filler from work badly. 0 after the answer.
+    To first order what the answer would lose without the token's embedding. Its size says which tokens the answer
+    looks at and weighs them in ``credit/influence``; by itself it tells filler from work badly. 0 after the answer.
     """
     from credit_inspector.scoring.answers import answers, without_answer
     from credit_inspector.scoring.saliency import saliency as products

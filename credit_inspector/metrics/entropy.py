@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     cost="one forward",
 )
 def entropy(table: TokenTable, models: Models) -> Made:
-    """Entropy −Σ p log p of the policy over the whole vocabulary where the token was sampled, at the sampling temperature.
+    """Entropy −Σ p log p of the policy over the vocabulary where the token was sampled, at the sampling temperature.
 
     High at forks, where few tokens decide the rest (Wang et al. 2025, "Beyond the 80/20 rule").
     """

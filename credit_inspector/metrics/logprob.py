@@ -1,8 +1,8 @@
 """Log-probs of the sampled tokens, computed again from the checkpoints.
 
-A log-prob that the trainer recorded stands as it is; these columns are made only where there is none. The exception is
-``logprob/recomputed``, which is made to be held against the recorded one: where the two differ, the checkpoint, the temperature,
-the tokens or the alignment is not what the trainer had.
+A log-prob that the trainer recorded stands as it is; these columns are made only where there is none. The exception
+is ``logprob/recomputed``, which is made to be held against the recorded one: where the two differ, the checkpoint,
+the temperature, the tokens or the alignment is not what the trainer had.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Σp² of the policy where each token was sampled: with the token's own p it gives the length of its gradient at the logits."""
+"""Σp² of the policy where each token was sampled; with the token's own p, the length of its gradient at the logits."""
 
 from __future__ import annotations
 

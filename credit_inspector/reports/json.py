@@ -55,7 +55,7 @@ from credit_inspector.panel import (
     Tiles,
     TokenLink,
 )
-from credit_inspector.views.strip import whole
+from credit_inspector.text import whole
 
 SCHEMA: Final = 1
 

@@ -6,7 +6,7 @@ from math import isinf, isnan
 from typing import Final
 
 from credit_inspector.panel import TokenLink
-from credit_inspector.views.strip import whole
+from credit_inspector.text import whole
 
 MISSING: Final = "n/a"
 

@@ -11,8 +11,8 @@
 ``occlusion``         the answer and all later spans without a span; the answer right after every prefix
 ====================  ==================================================================================================
 
-Letters in shapes: ``B`` lines of a batch, ``W`` its width, ``M`` scored tokens, ``H`` hidden size, ``V`` vocabulary; ``N``
-rollouts, ``T`` response tokens and ``S`` spans of a step, ``L`` tokens of one response.
+Letters in shapes: ``B`` lines of a batch, ``W`` its width, ``M`` scored tokens, ``H`` hidden size, ``V`` vocabulary;
+``N`` rollouts, ``T`` response tokens and ``S`` spans of a step, ``L`` tokens of one response.
 """
 
 from credit_inspector.errors import MissingExtra

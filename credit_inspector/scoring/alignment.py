@@ -5,19 +5,20 @@ For one response with answer tokens A, and l_t the log-prob of its token t::
     v   = Σ_{a∈A} ∇_θ l_a           one backward pass
     j_t = ⟨∇_θ l_t, v⟩              for every t at once: one forward-mode pass along v (a Jacobian-vector product)
 
-so that Σ_{a∈A} j_a = ‖v‖², and a small step along ∇l_t changes log p(answer) by j_t times its size. Token-by-token backward
-passes give the same numbers at 11 (64 tokens) to 147 times (512 tokens) the cost.
+so that Σ_{a∈A} j_a = ‖v‖², and a small step along ∇l_t changes log p(answer) by j_t times its size. Token-by-token
+backward passes give the same numbers at 11 (64 tokens) to 147 times (512 tokens) the cost.
 
-Forward mode needs attention written in plain operations: fused kernels have no forward derivative. Several responses go
-through at once (``vmap``) where the model allows it. What does not is tried again, in this order, and the way that worked is named:
+Forward mode needs attention written in plain operations: fused kernels have no forward derivative. Several responses
+go through at once (``vmap``) where the model allows it. What does not is tried again, in this order, and the way that
+worked is named:
 
 1. forward mode, several responses at once
 2. forward mode, one response at a time (models whose control flow depends on the data, such as mixtures of experts)
-3. double backward: u ↦ Σ_t u_t ∇l_t is linear, and its derivative along v is j (custom backward without a forward formula)
+3. double backward: u ↦ Σ_t u_t ∇l_t is linear, and its derivative along v is j (kernels without a forward formula)
 4. central difference: (l(θ + s v) − l(θ − s v)) / 2s, two forward passes, an error of about one in a thousand
 
-A way counts as failed also where its answer tokens do not add up to ‖v‖²: an operation that can be differentiated only once cuts
-the graph of a double backward in silence.
+A way counts as failed also where its answer tokens do not add up to ‖v‖²: an operation that can be differentiated
+only once cuts the graph of a double backward in silence.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +45,7 @@ from credit_inspector.spans import SpanTable
 from credit_inspector.table import TokenTable
 
 CERTAIN = 1e-6
-"""Where the answer's tokens miss certainty by less than this in sum, float32 holds nothing but rounding of its gradient."""
+"""Where the answer's tokens miss certainty by less than this in sum, its float32 gradient is nothing but rounding."""
 
 OFF = {torch.float32: 0.01, torch.bfloat16: 0.1}
 """How far Σ j_a may be from ‖v‖², as a share of Σ |j_a|."""
@@ -140,7 +142,7 @@ def _distinct(jobs: Sequence[_Job]) -> tuple[list[_Job], list[int]]:
     numbers: dict[tuple[bytes, int, bytes], int] = {}
     keys = [(job.line.ids.tobytes(), job.line.first, job.answer.tobytes()) for job in jobs]
     twins = [numbers.setdefault(key, len(numbers)) for key in keys]
-    first = {twin: job for twin, job in reversed(list(zip(twins, jobs, strict=True)))}
+    first = dict(zip(reversed(twins), reversed(jobs), strict=True))
     return [first[i] for i in range(len(numbers))], twins
 
 
@@ -192,11 +194,10 @@ class _Differentiable(torch.nn.Module):
         self.head = opened.head.at(temperature)
         self.budget = budget
         # Tied weights stand here once, under one name: functional_call puts the one tensor in all of its places.
-        named = {name: p.detach() for name, p in self.named_parameters() if p.is_floating_point()}
-        self.parameters_by_name: dict[str, Tensor] = named
+        self.parameters_by_name = {name: p.detach() for name, p in self.named_parameters() if p.is_floating_point()}
 
     def forward(self, ids: Tensor, places: Tensor, recompute: bool = False) -> Tensor:
-        """``ids [W]``, ``places [R]`` ≥ 1 → log-probs of the tokens there ``[R]``. Padding on the right changes nothing."""
+        """``ids [W]``, ``places [R]`` ≥ 1 → their log-probs ``[R]``. Padding on the right is no matter."""
         position = torch.arange(ids.shape[-1], device=ids.device)[None]
         states = self.opened.hidden(ids[None], None, position)[0]
         layer: Any = self.model.get_output_embeddings()
@@ -224,7 +225,7 @@ class _Differentiable(torch.nn.Module):
         return self.together(jobs) * max((len(job.line.ids) for job in jobs), default=1)
 
 
-# ── the four ways ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the four ways ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _forward_together(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_Found]:
@@ -240,7 +241,7 @@ def _forward_together(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_
         return (work.at(given, ids, places) * counts).sum()
 
     def along(v: dict[str, Tensor], ids: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        values, tangents = jvp(lambda given: work.at(given, ids, places), (parameters,), (v,))
+        values, tangents, *_ = jvp(lambda given: work.at(given, ids, places), (parameters,), (v,))
         return values, tangents
 
     with _differentiable(work.model), torch.no_grad():
@@ -258,8 +259,9 @@ def _forward_alone(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_Fou
         for job in jobs:
             ids, places = work.tensor(job.line.ids), work.tensor(job.asked)
             v = _direction(work, job)
+            values_at = partial(work.at, ids=ids, places=places)
             with torch.no_grad():
-                values, inner = jvp(lambda given: work.at(given, ids, places), (work.parameters_by_name,), (v,))
+                values, inner, *_ = jvp(values_at, (work.parameters_by_name,), (v,))
             yield _Found(inner.float(), _norm2(v), _doubt(values, job))
 
 
@@ -306,7 +308,7 @@ WAYS: dict[str, _Way] = {
 
 
 def _direction(work: _Differentiable, job: _Job) -> dict[str, Tensor]:
-    """V of one response by one backward pass."""
+    """The direction v of one response by one backward pass."""
     given = _leaves(work)
     values = work.at(given, work.tensor(job.line.ids), work.tensor(job.answer), True)
     parts = torch.autograd.grad(values.sum(), list(given.values()), materialize_grads=True)
@@ -328,7 +330,7 @@ def _doubt(values: Tensor, job: _Job) -> float:
 
 
 def _padded(arrays: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]:
-    """``[B, longest]``"""
+    """Rows side by side, ``[B, longest]``."""
     out = np.full((len(arrays), max(map(len, arrays))), fill, np.int64)
     for i, array in enumerate(arrays):
         out[i, : len(array)] = array
@@ -339,8 +341,8 @@ def _padded(arrays: Sequence[NDArray[np.int64]], fill: int) -> NDArray[np.int64]
 def _differentiable(model: Any) -> Iterator[None]:
     """Attention in operations that have a forward derivative, and no embedding left out; both as they were afterwards.
 
-    The backward pass of an embedding skips its padding id and the forward derivative does not. The two agree once no id is
-    special; where the padding id is also the end of the sequence, it is a token like others.
+    The backward pass of an embedding skips its padding id and the forward derivative does not. The two agree once no
+    id is special; where the padding id is also the end of the sequence, it is a token like others.
     """
     embedding = model.get_input_embeddings()
     own, padding = model.config._attn_implementation, getattr(embedding, "padding_idx", None)

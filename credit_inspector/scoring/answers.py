@@ -36,7 +36,8 @@ def answers(spans: SpanTable, n_rows: int) -> NDArray[np.int64]:
 def opening(spans: SpanTable, answer: int) -> int:
     """The first span of the markup that runs right up to an answer span; the answer itself where there is none.
 
-    Where an answer has a frame, ``<answer>`` say, that it comes *here* is the frame's news and what it says is the answer's.
+    Where an answer has a frame, ``<answer>`` say, that it comes *here* is the frame's news and what it says is the
+    answer's.
     """
     first = answer
     while (

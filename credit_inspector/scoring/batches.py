@@ -6,8 +6,8 @@ Logits at position k−1 score token k. Example, a prompt of two and a response 
     states =      [1,  2, 3 ]         the hidden states used
     target =      [7,  8, 2 ]         the tokens they score
 
-Padding is on the right: causal models never look there, and no position shifts (left padding moves a GPT-2's log-probs by tens of nats when
-positions are not passed along).
+Padding is on the right: causal models never look there, and no position shifts (left padding moves a GPT-2's
+log-probs by tens of nats when positions are not passed along).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def distinct(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
 
 
 def pack(lengths: Sequence[int], tokens: int = TOKENS) -> Iterator[list[int]]:
-    """Numbers of lines that go into one batch: longest first, at most ``tokens`` padded tokens, at most a quarter of padding.
+    """Numbers of lines that go into one batch: at most ``tokens`` padded tokens, at most a quarter of padding.
 
     Longest first, so that a batch too large for the memory fails at once and not after an hour.
     """

@@ -1,7 +1,7 @@
 """Where models run and in which precision.
 
-CUDA computes in bfloat16 where the card has it (log-probs are upcast before anything is subtracted), Metal and the CPU in
-float32: bfloat16 products are several times slower on most CPUs.
+CUDA computes in bfloat16 where the card has it (log-probs are upcast before anything is subtracted), Metal and the
+CPU in float32: bfloat16 products are several times slower on most CPUs.
 """
 
 from __future__ import annotations

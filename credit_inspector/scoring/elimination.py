@@ -33,6 +33,10 @@ from credit_inspector.spans import SpanTable
 from credit_inspector.table import Floats, TokenTable
 
 
+RUN = 3
+STYLE = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Elimination:
     """What backward elimination found."""
@@ -82,45 +86,41 @@ def eliminate(models: Models, table: TokenTable, spans: SpanTable, spare: float,
         response.at = len(response.body) - 1
         response.drops = np.zeros(int(table.lengths[response.row]))
     while waiting := [response for response in waiting if response.at >= 0]:
-        tried = [response.with_(response.body[response.at]) for response in waiting]
-        stuck = []
-        for response, removal in zip(waiting, removals(models, table, spans, tried, role), strict=True):
-            span = response.body[response.at]
-            drops = _laid(table, response.row, removal)
-            loss[span] = _loss(table, spans, weights, response, drops, span)
-            if loss[span] < spare:
-                _go(response, spared, drops, span)
-            else:
-                stuck.append(response)
-        _try_pairs(models, table, spans, weights, spare, role, stuck, loss, spared)
+        stuck = waiting
+        for length in range(1, RUN + 1):
+            stuck = _try_runs(models, table, spans, weights, spare, role, length, stuck, loss, spared)
+        for response in stuck:
+            response.at -= 1
     return Elimination(loss, spared)
 
 
-def _try_pairs(
+def _try_runs(
     models: Models,
     table: TokenTable,
     spans: SpanTable,
     weights: Floats,
     spare: float,
     role: str,
+    length: int,
     stuck: Sequence[_Response],
     loss: Floats,
     spared: NDArray[np.bool_],
-) -> None:
-    paired = [response for response in stuck if response.at > 0]
-    tried = [response.with_(response.body[response.at - 1], response.body[response.at]) for response in paired]
-    freed: set[int] = set()
-    for response, removal in zip(paired, removals(models, table, spans, tried, role), strict=True):
-        pair = response.body[response.at - 1], response.body[response.at]
+) -> list[_Response]:
+    """Try the run of ``length`` spans that ends where each response is; those that it did not spare."""
+    runs = [response.body[max(response.at + 1 - length, 0) : response.at + 1] for response in stuck]
+    able = [(response, run) for response, run in zip(stuck, runs, strict=True) if len(run) == length]
+    tried = [response.with_(*run) for response, run in able]
+    left = [response for response, run in zip(stuck, runs, strict=True) if len(run) < length]
+    for (response, run), removal in zip(able, removals(models, table, spans, tried, role), strict=True):
         drops = _laid(table, response.row, removal)
-        together = _loss(table, spans, weights, response, drops, *pair)
+        together = _loss(table, spans, weights, response, drops, *run)
+        if length == 1 or together < spare:
+            loss[run] = together / length
         if together < spare:
-            loss[list(pair)] = together / 2
-            _go(response, spared, drops, *pair)
-            freed.add(response.row)
-    for response in stuck:
-        if response.row not in freed:
-            response.at -= 1
+            _go(response, spared, drops, *run)
+        else:
+            left.append(response)
+    return left
 
 
 def _go(response: _Response, spared: NDArray[np.bool_], drops: Floats, *members: int) -> None:
@@ -153,8 +153,10 @@ def _loss(
     for span in response.body:
         if span <= last or span in response.gone:
             continue
-        seam = int(all(between in response.gone for between in range(last + 1, span)))
-        weighted = part(span, seam) * weights[spans.start[span] + seam : spans.end[span]]
+        weighted = part(span) * weights[spans.start[span] : spans.end[span]]
+        if all(between in response.gone for between in range(last + 1, span)):
+            opening_word = int(spans.leads[span])
+            weighted[opening_word] = max(part(span)[opening_word] - STYLE, 0.0)
         total += max(float(weighted.sum()), 0.0)
     return total
 

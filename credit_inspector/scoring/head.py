@@ -1,11 +1,11 @@
 """From hidden states to what is known of a token, without ever holding ``[tokens, vocabulary]``.
 
-A full float32 copy of the logits of 20,000 tokens over 131,072 words takes 9.8 GiB, and log-softmax makes three. Here rows
-are taken in chunks such that the copies of a chunk fit a budget; the result is the same.
+A full float32 copy of the logits of 20,000 tokens over 131,072 words takes 9.8 GiB, and log-softmax makes three. Here
+rows are taken in chunks such that the copies of a chunk fit a budget; the result is the same.
 
-The language-model head is applied here and not by the model, so whatever the model does to its logits afterwards has to be
-done here too: soft-capping (Gemma), scaling (Cohere, Granite). ``Head.of`` reads it from the configuration and holds the
-result against the model's own logits.
+The language-model head is applied here and not by the model, so whatever the model does to its logits afterwards has
+to be done here too: soft-capping (Gemma), scaling (Cohere, Granite). ``Head.of`` reads it from the configuration and
+holds the result against the model's own logits.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Head:
 def score(head: Head, hidden: Tensor, ids: Tensor, budget: int) -> HeadScores:
     """Log-prob of the given ids, entropy and Σp², in float32.
 
-    Carries gradients where ``hidden`` or the weights do; each chunk is then computed again in the backward pass instead of
-    being kept.
+    Carries gradients where ``hidden`` or the weights do; each chunk is then computed again in the backward pass
+    instead of being kept.
 
     Args:
         head: the head.
@@ -151,11 +151,7 @@ def kl(p: Head, hidden_p: Tensor, q: Head, hidden_q: Tensor, budget: int) -> Ten
         CheckpointError: the vocabularies differ.
         UsageError: one row does not fit the budget.
     """
-    if len(p.weight) != len(q.weight):
-        raise CheckpointError(
-            f"KL between vocabularies of {len(p.weight)} and {len(q.weight)} words",
-            wanted="two models with the same one",
-        )
+    same_vocabulary(p, q)
     recompute = _carries_gradient(p, hidden_p) or _carries_gradient(q, hidden_q)
     rows = p.rows(budget, COPIES_KL * 2 if recompute else COPIES_KL)
     parts = [_run(_kl_chunk, recompute, p, hidden_p[i], q, hidden_q[i]) for i in _chunks(len(hidden_p), rows)]
@@ -169,9 +165,8 @@ def same_vocabulary(p: Head, q: Head) -> None:
         CheckpointError: they are over different vocabularies.
     """
     if len(p.weight) != len(q.weight):
-        raise CheckpointError(
-            f"KL between vocabularies of {len(p.weight)} and {len(q.weight)} words", wanted="two models with the same one"
-        )
+        found = f"KL between vocabularies of {len(p.weight)} and {len(q.weight)} words"
+        raise CheckpointError(found, wanted="two models with the same one")
 
 
 def _score_chunk(head: Head, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

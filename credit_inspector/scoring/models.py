@@ -1,8 +1,8 @@
 """The checkpoints of a run by role, and what they say about its tokens.
 
-Five roles: ``policy`` is the checkpoint nearest to the weights that a step updated, ``before`` and ``after`` the last one before
-and the first one after that update, ``old`` the policy that importance ratios refer to, ``ref`` the one that the KL term holds
-on to. A checkpoint opens when it is first used, one folder once however many roles name it.
+Five roles: ``policy`` is the checkpoint nearest to the weights that a step updated, ``before`` and ``after`` the last
+one before and the first one after that update, ``old`` the policy that importance ratios refer to, ``ref`` the one
+that the KL term holds on to. A checkpoint opens when it is first used, one folder once however many roles name it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from credit_inspector.checkpoints import Checkpoint
-from credit_inspector.errors import MissingColumn, UsageError
+from credit_inspector.errors import CheckpointError, MissingColumn, UsageError
 from credit_inspector.rollout import Problem, Rollout
 from credit_inspector.scoring.batches import TOKENS, Batch, Line, batches, distinct
 from credit_inspector.scoring.device import pick
@@ -87,7 +87,7 @@ class Models:
     Args:
         checkpoints: from role to checkpoint; see ``ROLES``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:<number>`` or ``mps``.
-        budget_mb: memory for the float32 logits that are alive at once; parameter gradients of several responses share it.
+        budget_mb: memory for the float32 logits alive at once, and for the parameter gradients of several responses.
         progress: called after each batch.
 
     Raises:
@@ -297,15 +297,18 @@ def _hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, position: 
     # Models without positions of their own (ALiBi, state spaces) do not take them.
     if position is not None and "position_ids" in inspect.signature(body.forward).parameters:
         given["position_ids"] = position
-    return body(**given).last_hidden_state
+    states: Tensor | None = getattr(body(**given), "last_hidden_state", None)
+    if states is None:
+        raise CheckpointError(f"{type(model).__name__} gives no hidden states", wanted="a causal language model")
+    return states
 
 
 def _open(model: PreTrainedModel) -> Opened:
     model.eval()
     head = Head.of(model, lambda ids: _hidden(model, ids, None, None))
-    embeddings = len(model.get_input_embeddings().weight)
+    embedding: Any = model.get_input_embeddings()
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Opened(model, head, min(embeddings, len(head.weight)), positions)
+    return Opened(model, head, min(len(embedding.weight), len(head.weight)), positions)
 
 
 def _line(rollout: Rollout, everyone: Sequence[Opened]) -> tuple[Line | None, Problem | None]:

@@ -12,8 +12,8 @@
 Where markup such as ``<answer>`` opens the answer, it is forced too but not scored: a model that would rather go on
 thinking says so at the opening, and the answer's own tokens say what it has found out by then.
 
-Deletion, unlike a pad or a mean embedding, leaves a text that could have been written. The many short lines of all responses
-run together, sorted by length; equal ones run once.
+Deletion, unlike a pad or a mean embedding, leaves a text that could have been written. The many short lines of all
+responses run together, sorted by length; equal ones run once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Removal:
     spans: tuple[int, ...]
     """Numbers in the ``SpanTable``, ascending."""
     first: int
-    """The token, counted over the whole table, from which ``drops`` runs to the end of the response: the first one deleted."""
+    """The first token deleted, counted over the whole table; ``drops`` runs from it to the end of the response."""
     drops: NDArray[np.float32]
     """log p(token | everything before it) − log p(token | the same without the spans), nats. NaN for deleted tokens."""
 
 
 def delete_each(models: Models, table: TokenTable, spans: SpanTable, role: str = "policy") -> list[Removal | None]:
-    """``[S]``: every span deleted by itself; ``None`` for spans of responses that cannot be run. One forward for each."""
+    """``[S]``: every span deleted by itself, one forward each; ``None`` for spans of responses that cannot be run."""
     return models.once(
         ("delete_each", models.checkpoint(role).path),
         lambda: removals(models, table, spans, [(span,) for span in range(len(spans))], role),
@@ -101,6 +101,7 @@ def _without(
     keep = np.ones(end - first, bool)
     for span in members:
         keep[spans.start[span] - first : spans.end[span] - first] = False
+    _mend_seams(spans, members, keep, first)
     if whole is None:
         return Line(np.zeros(0, np.int64), 1), np.zeros(0, np.int64)
     before = len(whole.ids) - (end - first)
@@ -108,42 +109,59 @@ def _without(
     return Line(ids, max(before, 1)), first + np.flatnonzero(keep)
 
 
+def _mend_seams(spans: SpanTable, members: Sequence[int], keep: NDArray[np.bool_], first: int) -> None:
+    """Let what follows a gap take the gap's place: the white space before the gap stays, the one after it goes.
+
+    "A. 乙。C" without 乙 reads "A. C" so, and a response whose first sentence is gone does not begin with a space:
+    seams that no text has would be blamed on the span.
+    """
+    gone, leads = set(members), spans.leads
+    for span in gone:
+        start = int(spans.start[span]) - first
+        if span - 1 not in gone:
+            keep[start : start + leads[span]] = True
+        follower = span + 1
+        if follower < len(spans) and follower not in gone and spans.row[follower] == spans.row[span]:
+            after = int(spans.start[follower]) - first
+            keep[after : after + leads[follower]] = False
+
+
 def answer_drops(
     models: Models, table: TokenTable, spans: SpanTable, sets: Sequence[tuple[int, ...]], role: str = "policy"
 ) -> Floats:
-    """For each set of spans of one response, all before its answer: the drop of log p(answer) when they are deleted together.
+    """For each set of spans of one response, all before its answer: the drop of log p(answer) when they are deleted.
 
-    ``[len(sets)]`` in nats; NaN where the response has no answer or cannot be run. The text after the answer is not run.
+    ``[len(sets)]`` in nats; NaN where the response has no answer or cannot be run. The text after the answer is not
+    run.
     """
     found = answers(spans, table.n_rows)
     full = models.scores(role, table).logprob.astype(np.float64)
     whole = dict(zip(*models.lines(role, table), strict=True))
     lines: list[Line] = []
+    said: list[NDArray[np.int64]] = []
     for members in sets:
         row = int(spans.row[members[0]])
         line, kept = _without(table, spans, members, whole.get(row) if found[row] >= 0 else None)
-        if len(kept):
-            start, end = place(spans, int(found[row]))
-            length = len(line.ids) - int((kept >= end).sum())
-            line = Line(line.ids[:length], max(length - (end - start), 1))
-        lines.append(line)
+        start, end = place(spans, int(found[row]))
+        # A seam may take white space off the answer's front; what is left of it is held against the same tokens.
+        said.append(kept[(kept >= start) & (kept < end)])
+        length = len(line.ids) - int((kept >= end).sum())
+        lines.append(Line(line.ids[:length], max(length - len(said[-1]), 1)))
     values = models.logprobs(role, lines, models.temperature(table), "deleting spans together")
-    drops = np.full(len(sets), np.nan)
-    for i, (members, part) in enumerate(zip(sets, values, strict=True)):
-        span = int(found[spans.row[members[0]]])
-        if span >= 0:
-            start, end = place(spans, span)
-            drops[i] = full[start:end].sum() - _total(part, end - start)
-    return drops
+    drops = [
+        full[tokens].sum() - _total(part, len(tokens)) if len(tokens) else np.nan
+        for tokens, part in zip(said, values, strict=True)
+    ]
+    return np.array(drops, dtype=np.float64)
 
 
 def influence_matrix(
     spans: SpanTable, deleted: Sequence[Removal | None], row: int, weights: NDArray[np.floating] | None = None
 ) -> Floats:
-    """The influence matrix of one response, ``[S_row, S_row]`` in nats: row = span deleted, column = what a later span loses.
+    """The influence matrix of one response, ``[S_row, S_row]`` in nats: row = span deleted, column = later span.
 
-    A span's loss is the sum of its tokens' drops, each times its weight. NaN on and below the diagonal, where there is no
-    later span, and where the response could not be run.
+    A span's loss is the sum of its tokens' drops, each times its weight. NaN on and below the diagonal, where there
+    is no later span, and where the response could not be run.
 
     Args:
         spans: the spans.
@@ -159,6 +177,8 @@ def influence_matrix(
             continue
         for k in range(i + 1, len(numbers)):
             start, end = place(spans, numbers[k])
+            # White space that the seam took off the next span's front is gone and loses nothing.
+            start += int(spans.leads[numbers[k]]) if k == i + 1 else 0
             drops = removal.drops[start - removal.first : end - removal.first].astype(np.float64)
             matrix[i, k] = (drops if weights is None else drops * weights[start:end]).sum()
     return matrix
@@ -167,9 +187,9 @@ def influence_matrix(
 def prefix_values(models: Models, table: TokenTable, spans: SpanTable, role: str = "policy") -> list[Floats | None]:
     """``[N]``: for each response V_0 … V_a, where a is how many spans come before its answer; ``None`` without one.
 
-    V_k = log p(answer | prompt, the response up to where span k begins, the answer's opening), in nats; V_0 has the prompt
-    alone and V_a is what the response itself says. The opening, markup that runs up to the answer, does not count among the
-    a spans. Text between two spans counts as the end of the earlier one. One forward for each k.
+    V_k = log p(answer | prompt, the response up to where span k begins, the answer's opening), in nats; V_0 has the
+    prompt alone and V_a is what the response itself says. The opening, markup that runs up to the answer, does not
+    count among the a spans. Text between two spans counts as the end of the earlier one. One forward for each k.
 
     Raises:
         MissingColumn: no checkpoint for the role.

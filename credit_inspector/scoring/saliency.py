@@ -4,11 +4,11 @@ With e_t the embedding of token t and F = log p(answer)::
 
     s_t = ⟨e_t, ∂F/∂e_t⟩
 
-in nats (Shrikumar et al. 2016; Denil et al. 2014). It is what F would lose if e_t shrank to zero and F were linear. One backward
-pass for a whole batch: responses do not see each other, so the gradient of ΣF holds each one's own.
+in nats (Shrikumar et al. 2016; Denil et al. 2014). It is what F would lose if e_t shrank to zero and F were linear.
+One backward pass for a whole batch: responses do not see each other, so the gradient of ΣF holds each one's own.
 
-The gradient is taken at a detached copy of the embeddings, put in where the embedding layer answers. It is therefore there also
-when all weights are frozen or gradient checkpointing cuts the graph at its inputs.
+The gradient is taken at a detached copy of the embeddings, put in where the embedding layer answers. It is therefore
+there also when all weights are frozen or gradient checkpointing cuts the graph at its inputs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TOKENS = 2048
 def saliency(models: Models, table: TokenTable, spans: SpanTable, role: str = "policy") -> NDArray[np.float32]:
     """``[T]`` ⟨e_t, ∂ log p(answer)/∂e_t⟩ in nats.
 
-    NaN where the response has no answer span or cannot be run. Exactly 0 from the answer's last token on: nothing of the answer
-    comes after it.
+    NaN where the response has no answer span or cannot be run. Exactly 0 from the answer's last token on: nothing of
+    the answer comes after it.
 
     Raises:
         CheckpointError: the answer does not depend on the embeddings by any differentiable path.
@@ -87,7 +87,7 @@ def _products(models: Models, table: TokenTable, lines: list[Line], role: str) -
 
 
 def _product(total: Tensor, leaves: list[Tensor], batch: Batch, name: str) -> Tensor:
-    """``[B, W]``"""
+    """Gradient × input of the batch, ``[B, W]``."""
     leaf = next((leaf for leaf in leaves if leaf.shape[:2] == batch.ids.shape), None)
     (slope,) = (
         torch.autograd.grad(total, [leaf], allow_unused=True) if leaf is not None and total.requires_grad else (None,)

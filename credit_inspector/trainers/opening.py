@@ -7,7 +7,8 @@ hold less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,48 +41,57 @@ def open_run(path: Path | str, options: ReadOptions | None = None) -> Run:
         run = readers["mapped"](path, options)
         if run is not None:
             return run
-    found = _recognised(path, options)
-    parts = _parts(path, options, only_records=bool(found)) if path.is_dir() and "record" not in found else {}
-    if not found and not parts:
+    here = list(_recognised(path, readers, options))
+    inside = _inside(path, options, everything=not here)
+    if not here and not inside:
         raise _unknown(path)
-    run = _best(path, found, parts)
+    run = _best(path, here, inside)
     unused = ("the mapping is not used: this format has fixed columns",) if options.mapping else ()
     return replace(run, notes=(*run.notes, *unused))
 
 
-def _recognised(path: Path, options: ReadOptions) -> dict[str, Run]:
-    """What each reader makes of a path, by the reader's name."""
-    answers = {name: readers[name](path, options) for name in readers}
-    return {name: run for name, run in answers.items() if run is not None}
+def _recognised(path: Path, names: Iterable[str], options: ReadOptions) -> Iterator[Run]:
+    """What each of some readers makes of a path."""
+    for name in names:
+        run = readers[name](path, options)
+        if run is not None:
+            yield run
 
 
-def _parts(folder: Path, options: ReadOptions, *, only_records: bool) -> dict[Path, dict[str, Run]]:
-    """What the folders inside a folder hold; one that is broken does not hide the others."""
-    found: dict[Path, dict[str, Run]] = {}
-    for inner in sorted(place for place in folder.iterdir() if place.is_dir()):
-        if only_records and not (inner / "record.json").is_file():
-            continue
-        try:
-            runs = _recognised(inner, options)
-        except CreditInspectorError:
-            continue
-        if runs:
-            found[inner] = runs
+def _inside(path: Path, options: ReadOptions, *, everything: bool) -> list[Run]:
+    """What the folders inside a folder hold; one that is broken does not hide the others.
+
+    Tables of unknown trainers are only looked for where there is nothing else, since opening them reads them.
+    """
+    folders = sorted(place for place in path.iterdir() if place.is_dir()) if path.is_dir() else []
+    found: list[Run] = []
+    for names in ([name for name in readers if name != "mapped"], ["mapped"] if everything else []):
+        for folder in folders if not found else ():
+            with suppress(CreditInspectorError):
+                found += _recognised(folder, names, options)
     return found
 
 
-def _best(path: Path, found: Mapping[str, Run], parts: Mapping[Path, Mapping[str, Run]]) -> Run:
-    """The one run to show: a record if there is one, else the only thing there is."""
-    candidates = [*found.values(), *(run for runs in parts.values() for run in runs.values())]
-    records = [run for run in candidates if run.trainer == "record"]
-    chosen = records or candidates
+def _best(path: Path, here: Sequence[Run], inside: Sequence[Run]) -> Run:
+    """The one run to show: a record if there is one, else what the folder itself is, else the only thing in it."""
+    records = [[run for run in runs if run.trainer == "record"] for runs in (here, inside)]
+    chosen = records[0] or records[1] or here or inside
     if len(chosen) > 1:
         names = " and ".join(f"{run.trainer} at {run.path}" for run in chosen[:_SHOWN])
-        do = "open one of them" if parts else "say which column is which with --map, or move one away"
+        do = "say which column is which with --map, or move one away" if here else "open one of them"
         raise FormatError(f"{path} holds {len(chosen)} runs: {names}", wanted="one", do=do)
-    others = [run for run in candidates if run is not chosen[0]]
-    notes = [f"{run.path.name}/ holds a {run.trainer} run of {len(run.steps)} steps too" for run in others]
+    others = [run for run in (*here, *inside) if not _is_same(run, chosen[0])]
+    notes = [f"{_place(run, path)} holds a {run.trainer} run of {len(run.steps)} steps too" for run in others]
     return replace(chosen[0], notes=(*chosen[0].notes, *notes))
+
+
+def _is_same(run: Run, chosen: Run) -> bool:
+    """Whether a run is the chosen one, seen perhaps from its inner folder (TRL's ``completions``)."""
+    return (run.trainer, run.steps) == (chosen.trainer, chosen.steps) and chosen.path in (run.path, run.path.parent)
+
+
+def _place(run: Run, path: Path) -> str:
+    return "the folder itself" if run.path == path else f"{run.path.name}/"
 
 
 def _unknown(path: Path) -> FormatError:

@@ -1,4 +1,4 @@
-"""The law of readers, run on every one: it knows its own sample, no other does, arrays align, reading twice is the same.
+"""The law of readers, run on every one: it knows its own sample and no other does, arrays align, twice is the same.
 
 A new reader puts a writer of its sample into ``SAMPLES``.
 """

@@ -72,7 +72,8 @@ def test_a_recorded_log_prob_stands_and_the_recomputed_one_beside_it(models):
 
 def test_without_the_checkpoint_the_column_is_missing_with_the_cure():
     table = _table()
-    compute(Inputs(table=table, models=Models({"policy": _checkpoint(0)}, device="cpu")), ["logprob/after", "kl/exact"], SPECS)
+    alone = Models({"policy": _checkpoint(0)}, device="cpu")
+    compute(Inputs(table=table, models=alone), ["logprob/after", "kl/exact"], SPECS)
     assert table.columns["logprob/after"].values is None
     assert "give one with --after" in table.columns["logprob/after"].note
     assert "give one with --ref" in table.columns["kl/exact"].note

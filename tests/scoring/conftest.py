@@ -31,7 +31,8 @@ VOCABULARY = 37
 FAMILIES = ("llama", "gpt2", "qwen2", "gemma2")
 
 _SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-_SMALL |= {"num_key_value_heads": 1, "intermediate_size": 24, "max_position_embeddings": 64, "head_dim": 8, "pad_token_id": None}
+_SMALL |= {"num_key_value_heads": 1, "intermediate_size": 24, "max_position_embeddings": 64, "head_dim": 8}
+_SMALL |= {"pad_token_id": None}
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +109,8 @@ def cut() -> Callable[..., SpanTable]:
     """From a table and, for each row, ``[(start, end, label), …]`` within the response to spans."""
 
     def build(table: TokenTable, *rows: Any) -> SpanTable:
-        flat = [(row, int(table.offsets[row]) + a, int(table.offsets[row]) + b, name) for row, of in enumerate(rows) for a, b, name in of]
+        begins = table.offsets.tolist()
+        flat = [(row, begins[row] + a, begins[row] + b, name) for row, of in enumerate(rows) for a, b, name in of]
         row, start, end, label = zip(*flat, strict=True) if flat else ((), (), (), ())
         arrays = [np.array(values, np.int64) for values in (row, start, end)]
         return SpanTable(row=arrays[0], start=arrays[1], end=arrays[2], label=label, text=("",) * len(flat))

@@ -22,10 +22,8 @@ def _loop(model, rollout, answer, temperature=1.0):
     parameters = [w.requires_grad_() for w in model.parameters()]
     log_p = (model(input_ids=ids[None], use_cache=False).logits[0, :-1] / temperature).log_softmax(-1)
     chosen = log_p.gather(1, ids[1:, None])[p - 1 :, 0]
-    slopes = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(token, parameters, retain_graph=True, materialize_grads=True)])
-        for token in chosen
-    ]
+    again = {"retain_graph": True, "materialize_grads": True}
+    slopes = [torch.cat([g.flatten() for g in torch.autograd.grad(token, parameters, **again)]) for token in chosen]
     model.requires_grad_(False)
     v = sum(slopes[answer[0] : answer[1]])
     return np.array([float(g @ v) for g in slopes]), float(v @ v)
@@ -141,7 +139,7 @@ def test_nothing_is_left_on_the_model(model, models_of, step, cut):
         assert torch.equal(p, before[name])
 
 
-# ── models that not every way passes ────────────────────────────────────────────────────────────────────────────────────
+# ── models that not every way passes ──────────────────────────────────────────────────────────────────────────────────
 
 
 class _NoForwardFormula(torch.autograd.Function):
@@ -175,8 +173,9 @@ class _Activation(torch.nn.Module):
         return self.function.apply(x)
 
 
-@pytest.mark.parametrize(("function", "way"), [(_NoForwardFormula, DOUBLE), (_OneBackwardOnly, DIFFERENCE)])
-def test_a_kernel_without_derivatives_falls_back_and_says_so(tiny, models_of, step, cut, function, way):
+@pytest.mark.parametrize("kernel", [(_NoForwardFormula, DOUBLE), (_OneBackwardOnly, DIFFERENCE)])
+def test_a_kernel_without_derivatives_falls_back_and_says_so(tiny, models_of, step, cut, kernel):
+    function, way = kernel
     table = step()
     model = tiny("llama")
     inner, _ = _loop(model, table.rollouts[0], (5, 8))
@@ -205,7 +204,7 @@ def test_a_model_that_cannot_be_differentiated_says_what_failed(tiny, models_of,
     models = models_of(policy=model)
     models.opened("policy")
     hook = model.model.norm.register_forward_hook(_refuse)
-    with pytest.raises(CheckpointError, match=r"no gradient can be taken through LlamaForCausalLM \(forward mode.*kernel"):
+    with pytest.raises(CheckpointError, match=r"no gradient can be taken through LlamaForCausalLM \(forward.*kernel"):
         align(models, table, cut(table, *ANSWERS))
     hook.remove()
 

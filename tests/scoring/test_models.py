@@ -58,9 +58,8 @@ def test_order_changes_nothing(model, models_of, step):
 
 def test_masked_tokens_change_nothing(tiny, models_of, step):
     table = step()
-    masked = TokenTable.from_rollouts(
-        7, [replace(r, loss_mask=np.zeros(len(r.response_ids), bool)) for r in table.rollouts], algorithm=table.algorithm
-    )
+    hidden = [replace(r, loss_mask=np.zeros(len(r.response_ids), bool)) for r in table.rollouts]
+    masked = TokenTable.from_rollouts(7, hidden, algorithm=table.algorithm)
     models = models_of(policy=tiny("llama"))
     np.testing.assert_array_equal(models.scores("policy", table).logprob, models.scores("policy", masked).logprob)
 
@@ -77,7 +76,7 @@ def test_exact_kl_is_the_full_sum(tiny, models_of, step, budget_mb):
         np.testing.assert_allclose(found[table.slice(row)], naive, atol=1e-5)
 
 
-# ── where the first token stands ────────────────────────────────────────────────────────────────────────────────────────
+# ── where the first token stands ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Chain(torch.nn.Module):
@@ -88,7 +87,7 @@ class Chain(torch.nn.Module):
         self.words = torch.nn.Embedding.from_pretrained(torch.eye(2))
         self.out = torch.nn.Linear(2, 2, bias=False)
         self.out.weight.data = torch.log(torch.tensor([[0.9, 0.2], [0.1, 0.8]]))
-        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+        self.config = SimpleNamespace(get_text_config=SimpleNamespace)
         self.base_model = lambda input_ids, **_: SimpleNamespace(last_hidden_state=self.words(input_ids))
         self.base_model.forward = self.base_model
 
@@ -105,14 +104,12 @@ class Chain(torch.nn.Module):
 @pytest.mark.parametrize("prompt", [0, 1, 2])
 def test_the_state_before_a_token_scores_it_and_nothing_scores_the_first(models_of, prompt):
     ids = np.array([0, 0, 1, 1], np.int32)
-    table = TokenTable.from_rollouts(
-        0, [Rollout(sample_id="a", prompt_ids=ids[:prompt], response_ids=ids[prompt:])]
-    )
+    table = TokenTable.from_rollouts(0, [Rollout(sample_id="a", prompt_ids=ids[:prompt], response_ids=ids[prompt:])])
     wanted = np.array([np.nan, -0.10536, -2.30259, -0.22314])[prompt:]
     np.testing.assert_allclose(models_of(policy=Chain()).scores("policy", table).logprob, wanted, atol=1e-5)
 
 
-# ── what cannot be scored ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── what cannot be scored ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _rollout(name, prompt, response):
@@ -154,7 +151,7 @@ def test_models_of_different_vocabularies_have_no_kl(tiny, models_of, step):
         models_of(policy=tiny("llama"), ref=Chain()).kl("policy", "ref", step(((2, 1),)))
 
 
-# ── opening ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── opening ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _counted(model, path, loaded):
@@ -196,6 +193,14 @@ def test_a_role_that_is_not_at_hand_says_how_to_give_it(tiny, models_of, step):
     for wrong in (lambda: models.scores("teacher", step()), lambda: Models({"teacher": models.checkpoint("policy")})):
         with pytest.raises(UsageError, match="no role named 'teacher'; wanted one of policy, before, after, old, ref"):
             wrong()
+
+
+def test_a_model_without_hidden_states_is_refused(models_of):
+    model = Chain()
+    model.base_model = lambda input_ids, **_: SimpleNamespace(logits=input_ids)
+    model.base_model.forward = model.base_model
+    with pytest.raises(CheckpointError, match="Chain gives no hidden states; wanted a causal language model"):
+        models_of(policy=model).opened("policy")
 
 
 def test_notes_name_the_checkpoint_and_the_temperature(tiny, models_of, step):

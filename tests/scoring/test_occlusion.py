@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -71,6 +73,20 @@ def test_spans_deleted_together(model, models_of, step, cut):
     assert np.isnan(drops[3])
 
 
+def test_seams_are_mended_and_what_they_take_is_no_loss(tiny, models_of, step, cut):
+    table = step()
+    rows = ([(0, 3, "sentence"), (3, 5, "sentence"), (5, 8, "answer")],)
+    spans = replace(cut(table, *rows), lead=np.array([0, 1, 1]))
+    models = models_of(policy=tiny("llama"))
+    # The second span's white space (token 3) stays in its place, and the answer's (token 5) goes.
+    twin = _twin(models.model("policy"), table.rollouts[0], [(4, 5), (5, 6)])
+    removal = delete_each(models, table, spans)[1]
+    np.testing.assert_allclose(removal.drops, [0, *twin], atol=2e-5)
+    lost = twin[2:4].sum()
+    assert influence_matrix(spans, delete_each(models, table, spans), 0)[1, 2] == pytest.approx(lost, abs=2e-5)
+    assert answer_drops(models, table, spans, [(1,)])[0] == pytest.approx(lost, abs=2e-5)
+
+
 def test_the_influence_matrix_sums_the_drops(tiny, models_of, step, cut):
     table = step()
     spans = cut(table, *ROWS)
@@ -95,7 +111,8 @@ def test_the_answer_after_every_prefix_equals_a_forward_pass_for_each(model, mod
         prefix = [*rollout.prompt_ids.tolist(), *response[:upto], *response[opening : answer[0]]]
         return _logprobs(model, prefix, response[slice(*answer)]).sum()
 
-    # The markup before the answer of row 0 is forced with it; row 1 has a token between its spans, which is the first one's.
+    # The markup before the answer of row 0 is forced with it; row 1 has a token between its spans, which is the first
+    # one's.
     np.testing.assert_allclose(values[0], [forced(0, upto, 5, (6, 8)) for upto in (0, 3, 5)], atol=3e-5)
     np.testing.assert_allclose(values[1], [forced(1, upto, 3, (3, 5)) for upto in (0, 3)], atol=3e-5)
     assert values[2] is None
@@ -142,7 +159,8 @@ def test_a_row_that_cannot_be_run_has_no_removal(tiny, models_of, step, cut):
     table.rollouts[1].response_ids[0] = 999
     spans = cut(table, *ROWS)
     models = models_of(policy=tiny("llama"))
-    assert [removal is None for removal in delete_each(models, table, spans)] == [*[False] * 5, True, True, *[False] * 3]
+    missing = [removal is None for removal in delete_each(models, table, spans)]
+    assert missing == [*[False] * 5, True, True, *[False] * 3]
     assert prefix_values(models, table, spans)[1] is None
     assert np.isnan(influence_matrix(spans, delete_each(models, table, spans), 1)).all()
     assert np.isnan(answer_drops(models, table, spans, [(5,)])).all()

@@ -216,7 +216,13 @@ def test_unlike_tables_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_csv_parquet_and_compressed(tmp_path: Path) -> None:
-    row = {"group": "007", "response": "a,\nb", "response_ids": "[1 2]", "old_logprobs": "[-0.5, -0.25]", "score": "0.5"}
+    row = {
+        "group": "007",
+        "response": "a,\nb",
+        "response_ids": "[1 2]",
+        "old_logprobs": "[-0.5, -0.25]",
+        "score": "0.5",
+    }
     with (tmp_path / "run.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, row)
         writer.writeheader()
@@ -258,12 +264,31 @@ def test_real_files(name: str, steps: int, rollouts: int, dead: int) -> None:
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 values = st.recursive(
     scalars | st.sampled_from(["True", "[1 2]", "np.float64(0.5)", "NaN"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["role", "content", "score", "a"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["role", "content", "score", "a"]), inner)
+    ),
     max_leaves=8,
 )
 names = st.sampled_from(
-    ["response", "prompt", "reward", "rewards", "uid", "step", "sample_id", "response_ids", "prompt_ids", "loss_mask"]
-    + ["advantage", "old_logprobs", "logprob/ref", "truncated", "policy_version", "acc", "other"]
+    [
+        "response",
+        "prompt",
+        "reward",
+        "rewards",
+        "uid",
+        "step",
+        "sample_id",
+        "response_ids",
+        "prompt_ids",
+        "loss_mask",
+        "advantage",
+        "old_logprobs",
+        "logprob/ref",
+        "truncated",
+        "policy_version",
+        "acc",
+        "other",
+    ]
 )
 
 

@@ -41,7 +41,25 @@ def test_record_inside_a_trainers_folder(tmp_path: Path) -> None:
     record(tmp_path / "credit")
     run = open_run(str(tmp_path))
     assert run.trainer == "record"
-    assert any("verl run" in note for note in run.notes)
+    assert "the folder itself holds a verl run of 1 steps too" in run.notes
+
+
+def test_dumps_inside_a_record_or_a_dump_are_said(tmp_path: Path) -> None:
+    record(tmp_path / "run")
+    dump(tmp_path / "run/dump")
+    run = open_run(tmp_path / "run")
+    assert (run.trainer, run.notes[-1]) == ("record", "dump/ holds a verl run of 1 steps too")
+    dump(tmp_path / "plain")
+    dump(tmp_path / "plain/validation")
+    (tmp_path / "plain/validation/2.jsonl").write_text(VERL)
+    run = open_run(tmp_path / "plain")
+    assert (run.path, run.notes[-1]) == (tmp_path / "plain", "validation/ holds a verl run of 2 steps too")
+
+
+def test_unknown_tables_inside_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/own.jsonl").write_text('{"response": "a", "reward": 1}\n')
+    assert open_run(tmp_path).trainer == "mapped"
 
 
 def test_only_part(tmp_path: Path) -> None:
@@ -66,17 +84,21 @@ def test_two_readers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return Run(path=path, trainer="twin", steps=(), read=lambda step: Step(step, ()))
 
     monkeypatch.setattr(readers, "_members", {**members, "twin": open_twin})
-    with pytest.raises(FormatError, match="holds 2 runs: twin at .* and verl at"):
+    with pytest.raises(FormatError, match=r"holds 2 runs: twin at .* and verl at"):
         open_run(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("odd.jsonl", '{"loss": 1, "lr": 2}\n', r"has the columns loss, lr; wanted .*; say which column is which: --map"),
+        (
+            "odd.jsonl",
+            '{"loss": 1, "lr": 2}\n',
+            r"has the columns loss, lr; wanted .*; say which column is which: --map",
+        ),
         ("empty.jsonl", "", "is empty"),
         ("blank.jsonl", "\n\n", "no row that can be read"),
-        ("notes.txt", "hello", "is no .jsonl, .json, .csv or .parquet file"),
+        ("notes.txt", "hello", r"is no \.jsonl, \.json, \.csv or \.parquet file"),
     ],
 )
 def test_unknown_files(tmp_path: Path, name: str, content: str, words: str) -> None:

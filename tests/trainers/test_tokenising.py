@@ -14,8 +14,8 @@ from credit_inspector.trainers.tokenising import tokenised
 
 
 def words() -> Tokenizer:
-    vocabulary = {word: number for number, word in enumerate(["he", "llo", "hello", "world", "[UNK]"])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    vocabulary = {word: number for number, word in enumerate(["he", "llo", "hello", "world"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer
 
@@ -42,7 +42,9 @@ def test_values_that_do_not_fit_are_refused_d01() -> None:
 
 def test_values_that_fit_stay() -> None:
     mask = np.array([True, False])
-    one = Rollout(sample_id="a", prompt="hello", response="hello world", loss_mask=mask, columns={"kl/k1": floats(1, 2)})
+    one = Rollout(
+        sample_id="a", prompt="hello", response="hello world", loss_mask=mask, columns={"kl/k1": floats(1, 2)}
+    )
     step = tokenised(Step(1, (one, one)), words())
     found = step.rollouts[0]
     assert found.response_ids is not None

@@ -49,6 +49,7 @@ def test_rows_rewards_and_groups(tmp_path: Path) -> None:
     assert {one.group_source for one in step.rollouts} == {"contiguous"}
     assert step.problems == (Problem("missing-values", "short: 2 missing of 4 values"),)
     assert "plain sum of right, short" in run.notes[0]
+    assert len(run.notes) == 1
 
 
 def test_no_reward_from_any_function_is_missing_and_not_zero(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as st_numpy
 
 from credit_inspector.errors import AlignmentError, UsageError
 from credit_inspector.panel import Signal, Strip, StripSpan
-from credit_inspector.views.strip import assets, payload, whole
+from credit_inspector.text import whole
+from credit_inspector.views.strip import assets, payload
 
 HALF = re.compile("[\ud800-\udfff]")
 HOSTILE = ("<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "\x00\x1b[31m", "\u2028", "\ud83d", "")

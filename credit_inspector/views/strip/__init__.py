@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from credit_inspector.errors import AlignmentError, UsageError
 from credit_inspector.panel import Signal, Strip, StripSpan
+from credit_inspector.text import whole
 
 VERSION: Final = 1
 """Of the payload; ``mount`` refuses another one."""
@@ -57,13 +58,6 @@ def payload(strip: Strip) -> dict[str, object]:
         "fill": whole(strip.fill),
         "underline": whole(strip.underline),
     }
-
-
-def whole(text: str) -> str:
-    """``text`` as text that can be encoded: surrogate pairs joined, halves of one replaced by U+FFFD."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _signal(signal: Signal) -> dict[str, object]:
