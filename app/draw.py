@@ -88,12 +88,22 @@ def _(block: Chart, key: str, navigator: Navigator) -> None:
         figure.add_trace(_trace(series.mark, series.name, list(series.x), [_gap(y) for y in series.y], colour))
     for start, end, label in block.bands:
         figure.add_vrect(
-            start - 0.5, end - 0.5, fillcolor="#888888", opacity=0.12 if label == "unearned" else 0.03, line_width=0.5,
-            annotation_text=label, annotation_position="top left", annotation_font_size=10,
+            start - 0.5,
+            end - 0.5,
+            fillcolor="#888888",
+            opacity=0.12 if label == "unearned" else 0.03,
+            line_width=0.5,
+            annotation_text=label,
+            annotation_position="top left",
+            annotation_font_size=10,
         )
     figure.update_layout(
-        title=block.title, xaxis_title=block.x_label, yaxis_title=block.y_label, height=320,
-        showlegend=len(block.series) > 1, margin={"l": 10, "r": 10, "t": 50, "b": 10},
+        title=block.title,
+        xaxis_title=block.x_label,
+        yaxis_title=block.y_label,
+        height=320,
+        showlegend=len(block.series) > 1,
+        margin={"l": 10, "r": 10, "t": 50, "b": 10},
     )
     st.plotly_chart(figure, key=key, config={"displaylogo": False})
 

@@ -245,7 +245,8 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
 
     types = {"reward": pa.float64(), "advantage": pa.float64(), "policy_version": pa.int64(), "truncated": pa.bool_()}
     data: dict[str, Any] = {
-        name: pa.array([_whole(getattr(r, name)) for r in table.rollouts], types.get(name, pa.string())) for name in _PLAIN
+        name: pa.array([_whole(getattr(r, name)) for r in table.rollouts], types.get(name, pa.string()))
+        for name in _PLAIN
     }
     data["rewards"] = pa.array([json.dumps(dict(r.rewards)) for r in table.rollouts], pa.string())
     data["extra"] = pa.array([json.dumps(dict(r.extra), default=str) for r in table.rollouts], pa.string())

@@ -74,7 +74,9 @@ def test_check_prints_json_and_fails_on_demand(analysis: Store) -> None:
 
 def test_a_report_in_every_form(analysis: Store, tmp_path: Path) -> None:
     names = {kind: tmp_path / f"r.{kind}" for kind in ("html", "md", "json")}
-    found = run("report", str(analysis.folder), *(part for kind, path in names.items() for part in (f"--{kind}", str(path))))
+    found = run(
+        "report", str(analysis.folder), *(part for kind, path in names.items() for part in (f"--{kind}", str(path)))
+    )
     assert found.returncode == 0, found.stderr
     assert "In right answers" in names["md"].read_text()
     assert "default-src 'none'" in names["html"].read_text()

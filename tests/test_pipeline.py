@@ -81,7 +81,9 @@ def test_text_only_completions_are_tokenised_once_and_recomputed(tmp_path: Path)
     """TRL's own parquet with a checkpoint: token values that the trainer did not leave are recomputed and say so."""
     run = open_run(SAMPLE / "trl")
     options = pipeline.Options(
-        checkpoints={"policy": SAMPLE / "checkpoints" / "step_000000"}, algorithm="trl-1.16.0/dapo", steps=(run.steps[0],),
+        checkpoints={"policy": SAMPLE / "checkpoints" / "step_000000"},
+        algorithm="trl-1.16.0/dapo",
+        steps=(run.steps[0],),
         columns=("logprob/policy", "credit/coefficient", "sum_p2/policy"),
     )
     table, _ = pipeline.in_memory(run, options, run.steps[0])

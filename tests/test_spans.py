@@ -11,7 +11,9 @@ from credit_inspector.segmenters import segmenters
 from credit_inspector.spans import SpanTable
 from credit_inspector.table import TokenTable
 
-WORDS = st.sampled_from(["Let", " me", " think", ".", "。", "让我", "想", "", " <answer>", "1", "+", "2", "</answer>", "\n", ".5", "!"])
+WORDS = st.sampled_from(
+    ["Let", " me", " think", ".", "。", "让我", "想", "", " <answer>", "1", "+", "2", "</answer>", "\n", ".5", "!"]
+)
 
 
 def spans_of(rows: list[list[str]]) -> tuple[TokenTable, SpanTable]:

@@ -32,12 +32,17 @@ def tables(draw: st.DrawFn) -> tuple[TokenTable, SpanTable]:
         with_ids = draw(st.booleans()) or n > 0
         rollouts.append(
             Rollout(
-                sample_id=str(i), group_id=draw(st.none() | texts), prompt=draw(st.none() | texts), response=draw(texts),
+                sample_id=str(i),
+                group_id=draw(st.none() | texts),
+                prompt=draw(st.none() | texts),
+                response=draw(texts),
                 prompt_ids=draw(st.none() | st.just(np.array([1, 2], np.int32))),
                 response_ids=np.arange(n, dtype=np.int32) if with_ids else None,
                 loss_mask=np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)), bool) if with_ids else None,
-                reward=draw(st.none() | st.floats(-2, 2)), rewards={"f": draw(st.none() | st.floats(-2, 2))},
-                truncated=draw(st.none() | st.booleans()), policy_version=draw(st.none() | st.integers(0, 9)),
+                reward=draw(st.none() | st.floats(-2, 2)),
+                rewards={"f": draw(st.none() | st.floats(-2, 2))},
+                truncated=draw(st.none() | st.booleans()),
+                policy_version=draw(st.none() | st.integers(0, 9)),
                 extra={"gold": draw(texts)},
             )
         )
@@ -52,7 +57,9 @@ def tables(draw: st.DrawFn) -> tuple[TokenTable, SpanTable]:
 
 
 @given(pair=tables())
-def test_a_step_comes_back_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, pair: tuple[TokenTable, SpanTable]) -> None:
+def test_a_step_comes_back_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory, pair: tuple[TokenTable, SpanTable]
+) -> None:
     table, spans = pair
     store = Store(tmp_path_factory.mktemp("store"))
     store.write_step(table, spans)
@@ -65,7 +72,17 @@ def test_a_step_comes_back_to_the_last_bit(tmp_path_factory: pytest.TempPathFact
     assert back.columns["y"] == table.columns["y"]
     assert back.problems == table.problems
     for a, b in zip(back.rollouts, table.rollouts, strict=True):
-        for name in ("sample_id", "group_id", "prompt", "response", "reward", "rewards", "truncated", "policy_version", "extra"):
+        for name in (
+            "sample_id",
+            "group_id",
+            "prompt",
+            "response",
+            "reward",
+            "rewards",
+            "truncated",
+            "policy_version",
+            "extra",
+        ):
             assert getattr(a, name) == getattr(b, name)
         assert (a.response_ids is None) == (b.response_ids is None)
         assert (a.prompt_ids is None) == (b.prompt_ids is None)
@@ -81,8 +98,14 @@ def test_half_a_surrogate_pair_does_not_stop_the_writing(tmp_path: Path) -> None
 
 def test_findings_come_back(tmp_path: Path) -> None:
     finding = Finding(
-        code="c", severity=Severity.WARNING, sentence="s", how_sure="h", why="w", do="d",
-        links=(TokenLink(1, "a", 0, 2),), numbers={"x": 0.5, "y": float("nan")},
+        code="c",
+        severity=Severity.WARNING,
+        sentence="s",
+        how_sure="h",
+        why="w",
+        do="d",
+        links=(TokenLink(1, "a", 0, 2),),
+        numbers={"x": 0.5, "y": float("nan")},
     )
     store = Store(tmp_path)
     store.write_findings([finding])
@@ -111,7 +134,9 @@ def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
     store.write_meta(Meta(source="r", trainer="t"), None)
     code = f"from pathlib import Path; from credit_inspector.store import Store\nwith Store(Path({str(tmp_path)!r})).writing(): pass"
     with store.writing():
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=dict(os.environ))
+        other = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=dict(os.environ)
+        )
         assert "another analysis is writing" in other.stderr
         assert Store(tmp_path).meta().source == "r"
 

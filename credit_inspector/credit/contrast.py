@@ -28,16 +28,20 @@ def contrast(table: TokenTable) -> Made:
     """Rate of a token's surroundings among the other right siblings minus among the wrong ones.
 
     For every run of three tokens: the share of the group's other right responses that contain it anywhere, less the share of
-    its wrong responses that do; a token's value is the mean over the runs that cover it. Needs at least one other right and
+    its wrong responses that do; a token's value is the mean over the runs that cover it. A run that the response itself says
+    more than once has no value, since it cannot be told which place siblings share. Needs at least one other right and
     one wrong sibling, else there is no value. It is a correlation over few siblings (its standard error with four of each is
     about 0.3 for one run), so it corroborates other evidence and decides nothing alone.
     """
     runs = _runs(table)
     rate_right, rate_wrong = _rates(table, runs, right(table)), _rates(table, runs, wrong(table))
-    difference = rate_right - rate_wrong
+    difference = np.where(_said_twice(table, runs), np.nan, rate_right - rate_wrong)
     values = _spread(table, difference)
     without = int(np.isnan(values[table.loss_mask]).sum())
-    return Made(table.trained(values), f"{without} tokens without a right and a wrong sibling" if without else "")
+    return Made(
+        table.trained(values),
+        f"{without} trained tokens without a right and a wrong sibling, or said twice" if without else "",
+    )
 
 
 def _runs(table: TokenTable) -> NDArray[np.int64]:
@@ -52,6 +56,14 @@ def _runs(table: TokenTable) -> NDArray[np.int64]:
     usable = full & (table.to_tokens(table.group) >= 0)
     numbers[usable] = np.unique(key[usable], return_inverse=True)[1]
     return numbers
+
+
+def _said_twice(table: TokenTable, runs: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """``[T]`` true where the response holds the run starting there more than once."""
+    key = runs * table.n_rows + table.row
+    _, member, count = np.unique(key, return_inverse=True, return_counts=True)
+    twice: NDArray[np.bool_] = (count[member] > 1) & (runs >= 0)
+    return twice
 
 
 def _rates(table: TokenTable, runs: NDArray[np.int64], of: NDArray[np.bool_]) -> Floats:

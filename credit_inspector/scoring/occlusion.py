@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,21 +110,53 @@ def _without(
     return Line(ids, max(before, 1)), first + np.flatnonzero(keep)
 
 
-def _mend_seams(spans: SpanTable, members: Sequence[int], keep: NDArray[np.bool_], first: int) -> None:
-    """Let what follows a gap take the gap's place: the white space before the gap stays, the one after it goes.
+class Seam(NamedTuple):
+    """How to close a gap so that it reads as text does: whose white space stays between, and whether that worked."""
 
-    "A. 乙。C" without 乙 reads "A. C" so, and a response whose first sentence is gone does not begin with a space:
-    seams that no text has would be blamed on the span.
+    keeps_first: bool
+    """The white space before the gap stays."""
+    drops_next: bool
+    """The white space after the gap goes."""
+    natural: bool
+    """There is white space after the gap where there was before it, and none where there was none."""
+
+
+def seam(spans: SpanTable, gone: int, follower: int) -> Seam:
+    """Let what follows a gap take the gap's place.
+
+    "A. 乙。C" without 乙 reads "A. C" so, and a response whose first sentence is gone does not begin with a space: seams
+    that no text has would be blamed on the span. White space that is part of a word's token cannot be taken off it.
+
+    Args:
+        spans: the spans.
+        gone: the first span of the gap.
+        follower: the span after the gap.
     """
+    wanted = spans.text[gone][:1].isspace()
+    there = spans.text[follower][:1].isspace()
+    if there:
+        drops = not wanted and bool(spans.leads[follower])
+        return Seam(False, drops, wanted or drops)
+    keeps = wanted and bool(spans.leads[gone])
+    return Seam(keeps, False, keeps or not wanted)
+
+
+def _mend_seams(spans: SpanTable, members: Sequence[int], keep: NDArray[np.bool_], first: int) -> None:
+    """Close every gap that the members make."""
     gone, leads = set(members), spans.leads
     for span in gone:
-        start = int(spans.start[span]) - first
-        if span - 1 not in gone:
-            keep[start : start + leads[span]] = True
+        if span - 1 in gone:
+            continue
         follower = span + 1
-        if follower < len(spans) and follower not in gone and spans.row[follower] == spans.row[span]:
-            after = int(spans.start[follower]) - first
-            keep[after : after + leads[follower]] = False
+        while follower in gone:
+            follower += 1
+        if follower >= len(spans) or spans.row[follower] != spans.row[span]:
+            continue
+        closed = seam(spans, span, follower)
+        if closed.keeps_first:
+            keep[spans.start[span] - first :][: leads[span]] = True
+        if closed.drops_next:
+            keep[spans.start[follower] - first :][: leads[follower]] = False
 
 
 def answer_drops(

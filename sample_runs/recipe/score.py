@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import countdown
 import numpy as np
 
+import countdown
 from credit_inspector import pipeline
 from credit_inspector.outcome import right
 from credit_inspector.store import Store
@@ -92,16 +92,17 @@ def table(judged: list[Judged]) -> str:
         "evidence": lambda one: one.by_evidence,
         "phrase list": lambda one: one.by_phrases,
     }
-    lines = [f"{'':14}{'precision':>12}{'recall':>10}"]
-    for name, found in ways.items():
-        precision, recall = precision_recall(judged, found)
-        lines.append(f"{name:14}{precision:12.3f}{recall:10.3f}")
-    lines += ["", f"{'marked unearned':18}{'spans':>8}" + "".join(f"{name:>14}" for name in ways)]
-    for kind in countdown.KINDS:
+    lines = [f"{'':12}{'spans':>7}" + "".join(f"{name + ' precision':>23}{'recall':>9}" for name in ways)]
+    for kind in ("all", *countdown.UNEARNED):
+        of_kind = [one for one in judged if kind in ("all", one.kind) or not one.unearned]
+        count = sum(one.unearned for one in of_kind)
+        figures = (precision_recall(of_kind, found) for found in ways.values())
+        lines.append(f"{kind:12}{count:7}" + "".join(f"{p:23.3f}{r:9.3f}" for p, r in figures))
+    lines += ["", "wrongly marked, of the spans that earned:"]
+    for kind in ("plan", "work", "answer"):
         of_kind = [one for one in judged if one.kind == kind]
-        if of_kind:
-            shares = (sum(map(found, of_kind)) / len(of_kind) for found in ways.values())
-            lines.append(f"{kind:18}{len(of_kind):8}" + "".join(f"{share:14.3f}" for share in shares))
+        shares = (sum(map(found, of_kind)) / len(of_kind) if of_kind else np.nan for found in ways.values())
+        lines.append(f"{kind:12}{len(of_kind):7}" + "".join(f"{share:23.3f}{'':9}" for share in shares))
     return "\n".join(lines)
 
 

@@ -32,11 +32,20 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alphabet = ["<pad>", "<eos>", *"abcdefgh"]
     characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token="<pad>"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(alphabet), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        pad_token_id=0, eos_token_id=1, bos_token_id=None, tie_word_embeddings=True,
+        vocab_size=len(alphabet),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        tie_word_embeddings=True,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -58,9 +67,21 @@ def make_trainer(start: Path, out: Path, **changes: Any) -> Any:
 
     set_seed(3)
     settings = {
-        "output_dir": str(out), "max_steps": 4, "per_device_train_batch_size": BATCH, "num_generations": GROUP,
-        "num_iterations": 2, "max_completion_length": 6, "learning_rate": 1e-2, "beta": 0.1, "use_cpu": True, "bf16": False,
-        "report_to": "none", "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "gradient_checkpointing": False,
+        "output_dir": str(out),
+        "max_steps": 4,
+        "per_device_train_batch_size": BATCH,
+        "num_generations": GROUP,
+        "num_iterations": 2,
+        "max_completion_length": 6,
+        "learning_rate": 1e-2,
+        "beta": 0.1,
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
     }
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32),
@@ -83,8 +104,14 @@ def test_the_record_is_what_the_trainer_saw(start: Path, tmp_path: Path, changes
     compute = trainer._compute_loss
 
     def spy(model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        seen.append({"step": trainer.state.global_step + 1, "advantages": inputs["advantages"].tolist(),
-                     "ids": inputs["completion_ids"].tolist(), "mask": inputs["completion_mask"].tolist()})
+        seen.append(
+            {
+                "step": trainer.state.global_step + 1,
+                "advantages": inputs["advantages"].tolist(),
+                "ids": inputs["completion_ids"].tolist(),
+                "mask": inputs["completion_mask"].tolist(),
+            }
+        )
         return compute(model, inputs, *args, **kwargs)
 
     trainer._compute_loss = spy
@@ -97,7 +124,8 @@ def test_the_record_is_what_the_trainer_saw(start: Path, tmp_path: Path, changes
         table = TokenTable.from_rollouts(number, step.rollouts)
         wanted = [
             ([token for token, keep in zip(ids, mask, strict=True) if keep], advantage)
-            for batch in seen if batch["step"] == number
+            for batch in seen
+            if batch["step"] == number
             for ids, mask, advantage in zip(batch["ids"], batch["mask"], batch["advantages"], strict=True)
         ]
         found = [(r.response_ids.tolist(), r.advantage) for r in step.rollouts]
@@ -106,7 +134,9 @@ def test_the_record_is_what_the_trainer_saw(start: Path, tmp_path: Path, changes
             text = (rollout.response or "").replace("<eos>", "").replace("<pad>", "")
             assert rollout.rewards["reward"] == text.count("a")
             assert rollout.reward == pytest.approx(sum(v for v in rollout.rewards.values() if v is not None))
-            assert {"ab": 0, "cde": 1, "fg": 2, "h": 3}[(rollout.prompt or "").replace(" ", "")] == rollout.extra["target"]
+            assert {"ab": 0, "cde": 1, "fg": 2, "h": 3}[(rollout.prompt or "").replace(" ", "")] == rollout.extra[
+                "target"
+            ]
         assert np.isfinite(table.values("logprob/policy")).all()
         if table.has("logprob/old"):
             close = np.abs(table.values("logprob/old") - table.values("logprob/rollout"))
@@ -165,7 +195,9 @@ def test_training_is_the_same_with_and_without_us(
         raise RuntimeError("planted")
 
     if fault == "sink":
-        monkeypatch.setitem(__import__("credit_inspector.sinks", fromlist=["sinks"]).sinks._members, "broken", lambda _: Broken())
+        monkeypatch.setitem(
+            __import__("credit_inspector.sinks", fromlist=["sinks"]).sinks._members, "broken", lambda _: Broken()
+        )
     if fault == "writer":
         monkeypatch.setattr("credit_inspector.live.record.write_step", fail)
     hook = attach(watched, sinks=("broken",) if fault == "sink" else ("jsonl",))
