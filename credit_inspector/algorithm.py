@@ -17,9 +17,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from credit_inspector.errors import UsageError
 
-Aggregation = Literal[
-    "token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "luspo"
-]
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "luspo"]
 KLEstimator = Literal["k1", "abs", "k2", "k3", "low_var_kl"]
 KLGradient = Literal["autograd", "ratio-weighted", "straight-through"]
 

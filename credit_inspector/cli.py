@@ -38,9 +38,7 @@ Old = Annotated[Path | None, typer.Option(help="Checkpoint that importance ratio
 Ref = Annotated[Path | None, typer.Option(help="Reference checkpoint of the KL term.")]
 After = Annotated[Path | None, typer.Option(help="A later checkpoint, for realised credit.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="Tokenizer folder, where the run has none.")]
-Rule = Annotated[
-    str | None, typer.Option("--algorithm", help="Preset such as trl-1.16.0/dapo, where the run names none.")
-]
+Rule = Annotated[str | None, typer.Option("--algorithm", help="Preset such as trl-1.16.0/dapo, where the run names none.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Steps = Annotated[list[int] | None, typer.Option("--step", help="Only this optimizer step; may be repeated.")]
 
@@ -92,11 +90,9 @@ def scan(
 
 
 @app.command()
-def analyze(
+def analyze(  # noqa: PLR0917 - typer reads the options from the signature
     run: RunPath,
-    folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the analysis; RUN/analysis when not given.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder of the analysis; RUN/analysis when not given.")] = None,
     policy: Policy = None,
     old: Old = None,
     ref: Ref = None,
@@ -133,9 +129,7 @@ def analyze(
 def check(
     run: RunPath,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-    fail_on: Annotated[
-        str | None, typer.Option(help="info, warning or error: exit 1 when a finding is at or above it.")
-    ] = None,
+    fail_on: Annotated[str | None, typer.Option(help="info, warning or error: exit 1 when a finding is at or above it.")] = None,
 ) -> None:
     """Print the findings; exit 1 when one is at or above --fail-on."""
     from credit_inspector import pipeline
@@ -327,7 +321,7 @@ def _serve(folder: Path, port: int) -> int:
     ]
     err.print(f"Credit Inspector on http://127.0.0.1:{port}  (Ctrl-C ends it)")
     environment = {**os.environ, "CREDIT_INSPECTOR_ANALYSIS": str(folder.resolve())}
-    with subprocess.Popen(command, env=environment) as server:
+    with subprocess.Popen(command, env=environment) as server:  # noqa: S603 - our own interpreter and flags
         try:
             return server.wait()
         except KeyboardInterrupt:

@@ -3,10 +3,10 @@
 A metric or a credit method is a function that gives one column. It declares what it needs and receives exactly that, in the
 order declared: other columns as ``[T]`` float64 arrays, or one of the ``Inputs`` by name::
 
-    @metric("ratio", needs=("logprob/policy", "logprob/old"), unit="1", scope="token", sign="above 1: more likely than when sampled")
-    def ratio(policy, old):
-        '''Importance ratio exp(log π − log π_old) of the sampled token (PPO, Schulman et al. 2017).'''
-        return np.exp(policy - old)
+    @metric("kl/k1", label="KL k1", needs=("logprob/policy", "logprob/ref"), unit="nats", scope="token", family="policy")
+    def k1(policy, ref):
+        '''log π − log π_ref of the sampled token (Schulman 2020).'''
+        return policy - ref
 
 A column that the trainer recorded is taken as it is; a function runs only for what is not there. What cannot be made is a
 missing column with the reason, never a zero.
@@ -67,6 +67,8 @@ class ColumnSpec:
     """What it takes beyond stored columns, such as ``one forward``; empty for arithmetic."""
     make: Callable[..., ArrayLike | Made]
     doc: str
+    after: tuple[str, ...] = ()
+    """Columns made first where they can be had; the function reads them from the table, or does without."""
 
     @property
     def diverging(self) -> bool:
@@ -95,6 +97,7 @@ def declare(
     sign: str = "",
     provenance: Provenance = Provenance.DERIVED,
     cost: str = "",
+    after: Sequence[str] = (),
 ) -> Callable[[Callable[..., ArrayLike | Made]], Callable[..., ArrayLike | Made]]:
     """The decorator behind ``@metric`` and ``@credit``: put the function's column into a registry."""
 
@@ -112,6 +115,7 @@ def declare(
             cost=cost,
             make=function,
             doc=doc,
+            after=tuple(after),
         )
         registry.add(name, spec)
         return function
@@ -121,6 +125,8 @@ def declare(
 
 def order(wanted: Iterable[str], specs: Mapping[str, ColumnSpec], there: Iterable[str] = ()) -> list[ColumnSpec]:
     """The specs to run, each after what it needs; columns in ``there`` are not made again.
+
+    A need that is neither there nor known stops nothing else: its column becomes a missing one, with the reason.
 
     Raises:
         MissingColumn: a wanted name that is neither there nor known.
@@ -132,11 +138,12 @@ def order(wanted: Iterable[str], specs: Mapping[str, ColumnSpec], there: Iterabl
         if name in done or name in _INPUTS:
             return
         if name not in specs:
-            asked = f" (needed by {path[-1]})" if path else ""
-            raise MissingColumn(f"no column named {name!r}{asked}", wanted=f"one of {', '.join(sorted(specs))}")
+            if path:
+                return
+            raise MissingColumn(f"no column named {name!r}", wanted=f"one of {', '.join(sorted(specs))}")
         if name in path:
             raise MissingColumn(f"columns need each other in a circle: {' → '.join((*path, name))}")
-        for need in specs[name].needs:
+        for need in (*specs[name].needs, *specs[name].after):
             visit(need, (*path, name))
         done.add(name)
         ordered.append(specs[name])

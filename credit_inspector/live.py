@@ -65,9 +65,7 @@ class Recorder:
         self._queue: queue.Queue[Step | None] = queue.Queue(maxsize=QUEUE_STEPS)
         self._keep = keep or (lambda step: True)
         self._recording = True
-        self._thread = threading.Thread(
-            target=self._work, args=(tuple(sink_names),), name="credit-inspector", daemon=True
-        )
+        self._thread = threading.Thread(target=self._work, args=(tuple(sink_names),), name="credit-inspector", daemon=True)
         self._thread.start()
 
     def put(self, step: Step) -> None:

@@ -147,14 +147,10 @@ class _Work:
         inputs = Inputs(table, algorithm=table.algorithm, spans=spans, models=models)
         specs = known_columns()
         self._take_over(table, models, specs)
-        wanted = self.options.columns or [
-            name for name, spec in specs.items() if models or not _needs_models(spec, specs)
-        ]
+        wanted = self.options.columns or [name for name, spec in specs.items() if models or not _needs_models(spec, specs)]
         todo = len(order(wanted, specs, [n for n, c in table.columns.items() if c.values is not None]))
         made = iter(range(1, todo + 1))
-        compute(
-            inputs, wanted, specs, on_done=lambda spec: self.progress(f"step {number}: {spec.label}", next(made), todo)
-        )
+        compute(inputs, wanted, specs, on_done=lambda spec: self.progress(f"step {number}: {spec.label}", next(made), todo))
         for name in sorted(set(specs) - set(table.columns)):
             table.columns[name] = Column.missing(self._why_missing())
         self.progress(f"step {number}: done", self.steps.index(number) + 1, len(self.steps))
@@ -181,9 +177,10 @@ class _Work:
         return tuple(asked) or there
 
     def _tokenised(self, step: Step) -> Step:
-        if self.tokenizer is None or all(r.response_ids is not None for r in step.rollouts):
+        """Text-only rollouts get their ids once; without a tokenizer they lose what cannot be aligned, and it is said."""
+        if all(r.response_ids is not None and r.prompt_ids is not None for r in step.rollouts):
             return step
-        return tokenised(step, load_tokenizer(self.tokenizer))
+        return tokenised(step, load_tokenizer(self.tokenizer) if self.tokenizer else None)
 
     def _tokenizer_of_checkpoints(self) -> Path | None:
         for path in (*self.options.checkpoints.values(), *(at.path for at in self.run.checkpoints)):

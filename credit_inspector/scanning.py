@@ -74,12 +74,8 @@ def _run(path: Path, run: Run) -> Seen:
     if first:
         lines += _rollouts(first)
     lines.append(("recorded", ", ".join(sorted(columns)) or "no token column"))
-    lines.append(
-        ("rule", f"{run.algorithm.name} ({run.algorithm.source})" if run.algorithm else "not recorded: --algorithm")
-    )
-    lines.append(
-        ("checkpoints", ", ".join(f"step {at.step}" for at in run.checkpoints) or "none beside the run: --policy")
-    )
+    lines.append(("rule", f"{run.algorithm.name} ({run.algorithm.source})" if run.algorithm else "not recorded: --algorithm"))
+    lines.append(("checkpoints", ", ".join(f"step {at.step}" for at in run.checkpoints) or "none beside the run: --policy"))
     lines.append(("missing", _missing(run, first, columns)))
     lines += [("note", note) for note in run.notes]
     return Seen(path, f"run, written by {run.trainer}", tuple(lines))

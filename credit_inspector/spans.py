@@ -83,7 +83,8 @@ class SpanTable:
         flat = np.asarray(by_token, dtype=np.float64)
         count = np.concatenate([[0], np.cumsum(np.isfinite(flat))])
         n = (count[self.end] - count[self.start]).astype(np.float64)
-        return np.divide(self.sums(flat), n, out=np.full(len(self), np.nan), where=n > 0)
+        mean: Floats = np.divide(self.sums(flat), n, out=np.full(len(self), np.nan), where=n > 0)
+        return mean
 
     @classmethod
     def from_text(cls, table: TokenTable, pieces: Sequence[Sequence[str]], segment: Segmenter) -> SpanTable:

@@ -95,9 +95,7 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("w")
         except OSError as error:
-            raise StoreError(
-                f"cannot write to {self.folder}: {error.strerror}", do="name another folder with --out"
-            ) from error
+            raise StoreError(f"cannot write to {self.folder}: {error.strerror}", do="name another folder with --out") from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,9 +178,7 @@ class Store:
         try:
             return _from_arrow(pq.read_table(self._file(step)), columns)
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-            raise StoreError(
-                f"{self._file(step)} is not readable: {error}", do="delete it and analyze again"
-            ) from error
+            raise StoreError(f"{self._file(step)} is not readable: {error}", do="delete it and analyze again") from error
 
     # ── text ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -245,8 +241,7 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
 
     types = {"reward": pa.float64(), "advantage": pa.float64(), "policy_version": pa.int64(), "truncated": pa.bool_()}
     data: dict[str, Any] = {
-        name: pa.array([_whole(getattr(r, name)) for r in table.rollouts], types.get(name, pa.string()))
-        for name in _PLAIN
+        name: pa.array([_whole(getattr(r, name)) for r in table.rollouts], types.get(name, pa.string())) for name in _PLAIN
     }
     data["rewards"] = pa.array([json.dumps(dict(r.rewards)) for r in table.rollouts], pa.string())
     data["extra"] = pa.array([json.dumps(dict(r.extra), default=str) for r in table.rollouts], pa.string())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from credit_inspector.columns import ColumnSpec
 from credit_inspector.credit import credits
@@ -52,7 +53,8 @@ def _texts(store: Store, prompt: np.ndarray, response: np.ndarray) -> tuple[tupl
 
 def _kinds(table: TokenTable, row: int, prompt: int) -> tuple[TokenKind, ...]:
     trained = table.loss_mask[table.slice(row)]
-    kinds: list[TokenKind] = ["prompt"] * prompt + ["response" if here else "masked" for here in trained]
+    kinds: list[TokenKind] = ["prompt" for _ in range(prompt)]
+    kinds += ["response" if here else "masked" for here in trained]
     if len(trained) and trained[-1] and table.rollouts[row].truncated is False:
         kinds[-1] = "end"
     return tuple(kinds)
@@ -76,15 +78,16 @@ def known() -> Mapping[str, ColumnSpec]:
 def _signals(table: TokenTable, row: int, prompt: int) -> list[Signal]:
     specs = known()
     order = {family: i for i, family in enumerate(("assigned", "earned", "realised", "policy"))}
-    there = [name for name, column in table.columns.items() if column.values is not None]
-    signals = [_signal(table, name, specs.get(name), row, prompt) for name in there]
+    there = [(name, column.values) for name, column in table.columns.items() if column.values is not None]
+    signals = [_signal(table, name, values, specs.get(name), (row, prompt)) for name, values in there]
     return sorted(signals, key=lambda signal: (order[signal.family], signal.name))
 
 
-def _signal(table: TokenTable, name: str, spec: ColumnSpec | None, row: int, prompt: int) -> Signal:
-    column = table.columns[name]
-    assert column.values is not None
-    values = np.where(table.loss_mask, column.values, np.nan).astype(np.float32)
+def _signal(
+    table: TokenTable, name: str, stored: NDArray[np.float32], spec: ColumnSpec | None, place: tuple[int, int]
+) -> Signal:
+    row, prompt = place
+    values = np.where(table.loss_mask, stored, np.nan).astype(np.float32)
     return Signal(
         name=name,
         label=spec.label if spec else name,
@@ -93,7 +96,7 @@ def _signal(table: TokenTable, name: str, spec: ColumnSpec | None, row: int, pro
         sign=spec.sign if spec else "",
         diverging=bool(spec and spec.sign) or bool(np.nanmin(values, initial=0.0) < 0 < np.nanmax(values, initial=0.0)),
         doc=spec.doc if spec else "",
-        provenance=_provenance(column),
+        provenance=_provenance(table.columns[name]),
         values=np.concatenate([np.full(prompt, np.nan, np.float32), values[table.slice(row)]]),
         limit=limit(values),
     )

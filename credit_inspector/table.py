@@ -98,14 +98,8 @@ class TokenTable:
             step=step,
             rollouts=tuple(rollouts),
             offsets=offsets,
-            token_ids=_concat([r.response_ids for r in rollouts if r.response_ids is not None], np.int32),
-            loss_mask=_concat(
-                [
-                    np.ones(n, bool) if r.loss_mask is None else r.loss_mask
-                    for r, n in zip(rollouts, lengths, strict=True)
-                ],
-                np.bool_,
-            ),
+            token_ids=np.concatenate([np.zeros(0, np.int32), *(r.response_ids for r in rollouts if r.response_ids is not None)]),
+            loss_mask=np.concatenate([np.zeros(0, np.bool_), *map(_mask, rollouts)]),
             algorithm=algorithm,
             problems=tuple(problems),
         )
@@ -225,7 +219,7 @@ class TokenTable:
     def sum_by_row(self, values: ArrayLike) -> Floats:
         """``[T]`` → ``[N]``: the sum over each rollout; an empty rollout sums to 0."""
         flat = np.asarray(values, dtype=np.float64)
-        return np.bincount(self.row, weights=flat, minlength=self.n_rows)
+        return np.bincount(self.row, weights=flat, minlength=self.n_rows).astype(np.float64)
 
     def mean_by_row(self, values: ArrayLike, where: NDArray[np.bool_] | None = None) -> Floats:
         """``[T]`` → ``[N]``: the mean over each rollout's tokens that are finite (and in ``where``); NaN where none is."""
@@ -233,7 +227,8 @@ class TokenTable:
         keep = np.isfinite(flat) if where is None else np.isfinite(flat) & where
         count = self.sum_by_row(keep)
         total = self.sum_by_row(np.where(keep, flat, 0.0))
-        return np.divide(total, count, out=np.full(self.n_rows, np.nan), where=count > 0)
+        mean: Floats = np.divide(total, count, out=np.full(self.n_rows, np.nan), where=count > 0)
+        return mean
 
     def to_tokens(self, by_row: ArrayLike) -> Floats:
         """``[N]`` → ``[T]``: each rollout's value on all of its tokens."""
@@ -248,5 +243,8 @@ class TokenTable:
         return (i for i, rollout in enumerate(self.rollouts) if keep(rollout))
 
 
-def _concat(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
-    return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+def _mask(rollout: Rollout) -> NDArray[np.bool_]:
+    """Every token is trained where no mask was recorded."""
+    if rollout.loss_mask is not None:
+        return rollout.loss_mask
+    return np.ones(0 if rollout.response_ids is None else len(rollout.response_ids), np.bool_)

@@ -220,9 +220,7 @@ def trl_rule(params: dict[str, Any]) -> Algorithm:
 
 def policy_loss(vector: Vector) -> None:
     inputs, algorithm = vector["inputs"], loss_rule(vector)
-    mask = floats(
-        next(inputs[key] for key in ("response_mask", "completion_mask", "action_mask", "mask") if key in inputs)
-    )
+    mask = floats(next(inputs[key] for key in ("response_mask", "completion_mask", "action_mask", "mask") if key in inputs))
     mask = mask * floats(inputs.get("tool_mask", np.ones_like(mask)))
     table = table_of(mask)
     weight = token_weights(table, algorithm)
@@ -252,9 +250,7 @@ def policy_loss(vector: Vector) -> None:
         ours = ours + algorithm.kl_beta * weight * slope
     theirs = floats(vector["outputs"]["dloss_dlogp"])
     if np.isnan(theirs).all():
-        assert vector["id"].startswith("verl.ppo.nan_outside_mask"), (
-            "only there a masked NaN spoils the producer's gradient"
-        )
+        assert vector["id"].startswith("verl.ppo.nan_outside_mask"), "only there a masked NaN spoils the producer's gradient"
         assert np.isfinite(ours[table.loss_mask]).all()
         return
     close(np.where(mask == 1, ours.reshape(mask.shape), 0.0), np.where(mask == 1, theirs, 0.0), vector)

@@ -57,9 +57,7 @@ def tables(draw: st.DrawFn) -> tuple[TokenTable, SpanTable]:
 
 
 @given(pair=tables())
-def test_a_step_comes_back_to_the_last_bit(
-    tmp_path_factory: pytest.TempPathFactory, pair: tuple[TokenTable, SpanTable]
-) -> None:
+def test_a_step_comes_back_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, pair: tuple[TokenTable, SpanTable]) -> None:
     table, spans = pair
     store = Store(tmp_path_factory.mktemp("store"))
     store.write_step(table, spans)
@@ -132,11 +130,11 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_second_writer_is_refused_and_a_reader_is_not(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.write_meta(Meta(source="r", trainer="t"), None)
-    code = f"from pathlib import Path; from credit_inspector.store import Store\nwith Store(Path({str(tmp_path)!r})).writing(): pass"
+    code = (
+        f"from pathlib import Path; from credit_inspector.store import Store\nwith Store(Path({str(tmp_path)!r})).writing(): pass"
+    )
     with store.writing():
-        other = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=dict(os.environ)
-        )
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=dict(os.environ))
         assert "another analysis is writing" in other.stderr
         assert Store(tmp_path).meta().source == "r"
 

@@ -31,9 +31,7 @@ def test_segments_equal_loops(lengths: list[int], data: st.DataObject) -> None:
 
 
 def test_recorded_columns_lie_end_to_end_and_gaps_are_missing() -> None:
-    with_column = Rollout(
-        sample_id="a", response_ids=np.array([7, 8], np.int32), columns={"x": np.array([1, 2], np.float32)}
-    )
+    with_column = Rollout(sample_id="a", response_ids=np.array([7, 8], np.int32), columns={"x": np.array([1, 2], np.float32)})
     without = Rollout(sample_id="b", response_ids=np.array([9], np.int32))
     text_only = Rollout(sample_id="c", response="hi")
     table = TokenTable.from_rollouts(1, [with_column, without, text_only])

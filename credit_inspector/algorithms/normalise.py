@@ -58,9 +58,7 @@ def grouped(rewards: ArrayLike, group: ArrayLike) -> Grouped:
     )
 
 
-def normalise(
-    rewards: ArrayLike, group: ArrayLike, *, std: Std, ddof: int, eps: float, singleton: Singleton = "zero"
-) -> Floats:
+def normalise(rewards: ArrayLike, group: ArrayLike, *, std: Std, ddof: int, eps: float, singleton: Singleton = "zero") -> Floats:
     """``[N]`` (reward − mean of the group) / (standard deviation + eps): GRPO (Shao et al. 2024) and its scalings.
 
     TRL 1.16.0 (``GRPOTrainer._generate_and_score_completions``): ddof 1, eps 1e-4, over the group, the batch or none.

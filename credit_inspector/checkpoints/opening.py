@@ -81,9 +81,7 @@ def _distributed(path: Path) -> CheckpointError | None:
     if path.name.startswith("pytorch_model_fsdp"):
         do = f"merge it: accelerate merge-weights {path} MERGED"
     else:
-        do = (
-            "convert it: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, FILE), then save the model"
-        )
+        do = "convert it: torch.distributed.checkpoint.format_utils.dcp_to_torch_save(FOLDER, FILE), then save the model"
     return CheckpointError(f"{path} is a distributed torch checkpoint (.distcp)", wanted=_WANTED, do=do)
 
 

@@ -18,6 +18,7 @@ _NAMES = {1: "at the upper bound", -1: "at the lower bound", 2: "by dual clip or
     "clip",
     label="clipped",
     needs=("table", "algorithm", "advantage", "weight"),
+    after=("logprob/policy", "logprob/old"),
     unit="code",
     scope="batch",
     family="assigned",

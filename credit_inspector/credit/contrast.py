@@ -76,7 +76,8 @@ def _rates(table: TokenTable, runs: NDArray[np.int64], of: NDArray[np.bool_]) ->
     group = table.to_tokens(table.group).astype(np.int64)
     others = np.where(group >= 0, in_group[group] - itself, 0.0)
     found = np.where(usable, holders[runs] - itself, np.nan)
-    return np.divide(found, others, out=np.full(table.n_tokens, np.nan), where=usable & (others > 0))
+    rates: Floats = np.divide(found, others, out=np.full(table.n_tokens, np.nan), where=usable & (others > 0))
+    return rates
 
 
 def _spread(table: TokenTable, by_run: Floats) -> Floats:
@@ -87,4 +88,5 @@ def _spread(table: TokenTable, by_run: Floats) -> Floats:
         there = np.isfinite(behind) & (table.position >= shift)
         total += np.where(there, behind, 0.0)
         count += there
-    return np.divide(total, count, out=np.full(table.n_tokens, np.nan), where=count > 0)
+    mean: Floats = np.divide(total, count, out=np.full(table.n_tokens, np.nan), where=count > 0)
+    return mean

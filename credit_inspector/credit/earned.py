@@ -86,6 +86,4 @@ def _best_earning(spans: SpanTable, gradient: Floats, tested: NDArray[np.bool_])
 def _eliminated(table: TokenTable, spans: SpanTable, models: Models) -> Elimination:
     from credit_inspector.scoring.elimination import eliminate
 
-    return models.once(
-        ("eliminate", models.checkpoint("policy").path), lambda: eliminate(models, table, spans), table, spans
-    )
+    return models.once(("eliminate", models.checkpoint("policy").path), lambda: eliminate(models, table, spans), table, spans)

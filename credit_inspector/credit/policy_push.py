@@ -55,6 +55,7 @@ def pushed(table: TokenTable, algorithm: Algorithm, advantage: Floats, weight: F
     "credit/policy_push",
     label="push of the policy loss",
     needs=("table", "algorithm", "advantage", "weight"),
+    after=("logprob/policy", "logprob/old"),
     unit="1 / nat",
     scope="batch",
     family="assigned",

@@ -61,9 +61,7 @@ def token_weights(table: TokenTable, algorithm: Algorithm) -> Floats:
 def weight(table: TokenTable, algorithm: Algorithm) -> Made:
     """The token's weight in the loss under the rule's aggregation: what multiplies its advantage, for + and − alike."""
     tokens, rows = int(table.trained_lengths.sum()), int(np.count_nonzero(table.trained_lengths))
-    note = (
-        f"{algorithm.name} ({algorithm.source}): {algorithm.aggregation}, {tokens} trained tokens of {rows} responses"
-    )
+    note = f"{algorithm.name} ({algorithm.source}): {algorithm.aggregation}, {tokens} trained tokens of {rows} responses"
     if empty := table.n_rows - rows:
         note += f"; {empty} without a trained token {'count' if algorithm.count_empty else 'do not count'}"
     return finite_where_trained(table, token_weights(table, algorithm), note)

@@ -216,11 +216,9 @@ class TRLHook:
         }
         columns = {name: _floats(value) for name, value in found.items() if value is not None}
         for at, row in enumerate(inputs["ci_row"].tolist()):
-            self._rows.append(self._rollout(row, {name: values[at] for name, values in columns.items()}))
+            self._rows.append(self._rollout(self._batch, row, {name: values[at] for name, values in columns.items()}))
 
-    def _rollout(self, row: int, columns: dict[str, np.ndarray]) -> Rollout:
-        batch = self._batch
-        assert batch is not None
+    def _rollout(self, batch: _Batch, row: int, columns: dict[str, np.ndarray]) -> Rollout:
         length, mask = len(batch.response_ids[row]), batch.masks[row]
         if batch.sampled is not None and "logprob/rollout" not in columns:
             columns["logprob/rollout"] = batch.sampled[row]
@@ -270,7 +268,7 @@ class TRLHook:
         return Header(
             trainer=f"trl {version('trl')}",
             algorithm=algorithm,
-            save_tokenizer=lambda folder: tokenizer.save_pretrained(folder),
+            save_tokenizer=tokenizer.save_pretrained,
             notes=notes,
         )
 

@@ -19,6 +19,7 @@ from credit_inspector.table import TokenTable
     "log_ratio/rollout",
     label="trainer − engine",
     needs=("table",),
+    after=("logprob/policy", "logprob/old"),
     unit="nats",
     scope="token",
     family="policy",

@@ -58,15 +58,14 @@ def update_log_ratio(table: TokenTable, algorithm: Algorithm | None) -> Known:
         return Known(difference, _on_policy(table, algorithm, difference))
     if not _one_update(algorithm):
         raise _missing(table, algorithm, _OLD if table.has(_POLICY) else _POLICY)
-    return Known(
-        np.zeros(table.n_tokens), f"ratio 1 by construction: {_rule(algorithm)}, so the policy is the one that sampled"
-    )
+    return Known(np.zeros(table.n_tokens), f"ratio 1 by construction: {_rule(algorithm)}, so the policy is the one that sampled")
 
 
 @metric(
     "log_ratio",
     label="log ratio",
     needs=("table",),
+    after=("logprob/policy", "logprob/old"),
     unit="nats",
     scope="token",
     family="policy",
@@ -78,7 +77,15 @@ def log_ratio(table: TokenTable) -> Made:
     return finite_where_trained(table, known.values, known.note)
 
 
-@metric("ratio", label="ratio", needs=("table",), unit="1", scope="token", family="policy")
+@metric(
+    "ratio",
+    label="ratio",
+    needs=("table",),
+    after=("logprob/policy", "logprob/old"),
+    unit="1",
+    scope="token",
+    family="policy",
+)
 def ratio(table: TokenTable) -> Made:
     """Importance ratio π/π_old of the sampled token, unclipped; 1 at a batch's first update (Schulman et al. 2017)."""
     known = update_log_ratio(table, table.algorithm)

@@ -146,9 +146,9 @@ def _upright(chart: Chart, names: list[str]) -> Markup:
         *(part for look, series in _looks(chart) if series.mark == "line" for part in _lines(series, look, plane)),
         *(part for look, series in _looks(chart) if series.mark != "bar" for part in _dots(series, look, plane)),
         _axis_label(chart.x_label, (plane.x.start + RIGHT) / 2, HEIGHT - 6),
-        Markup(
-            '<text class="axis-label" transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>'
-        ).format((plane.y.start + plane.y.end) / 2, _cut(line(chart.y_label), plane.y.start - plane.y.end)),
+        Markup('<text class="axis-label" transform="translate(11 {}) rotate(-90)" text-anchor="middle">{}</text>').format(
+            (plane.y.start + plane.y.end) / 2, _cut(line(chart.y_label), plane.y.start - plane.y.end)
+        ),
     ]
     return _svg(chart, HEIGHT, parts)
 
@@ -182,12 +182,8 @@ def _y_ticks(plane: _Plane) -> Iterator[Markup]:
     left = plane.x.start
     for tick in plane.y.ticks:
         at = plane.y(tick)
-        yield Markup('<line class="{}" x1="{:.1f}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(
-            _rule(tick), left, RIGHT, at, at
-        )
-        yield Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
-            left - 6, at + 4, _tick(tick)
-        )
+        yield Markup('<line class="{}" x1="{:.1f}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(_rule(tick), left, RIGHT, at, at)
+        yield Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(left - 6, at + 4, _tick(tick))
 
 
 def _x_ticks(plane: _Plane, names: list[str]) -> Iterator[Markup]:
@@ -274,9 +270,7 @@ def _fallen_ticks(x: _Axis, bottom: float) -> Iterator[Markup]:
     for tick in x.ticks:
         at = x(tick)
         yield Markup('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="4" y2="{}"/>').format(_rule(tick), at, at, bottom)
-        yield Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
-            at, bottom + 15, _tick(tick)
-        )
+        yield Markup('<text class="tick" x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(at, bottom + 15, _tick(tick))
 
 
 def _name(name: str, left: float, middle: float) -> Markup:
@@ -344,9 +338,7 @@ def _hover(said: str) -> Markup:
 
 
 def _axis_label(text: str, x: float, y: float) -> Markup:
-    return Markup('<text class="axis-label" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>').format(
-        x, y, line(text)
-    )
+    return Markup('<text class="axis-label" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>').format(x, y, line(text))
 
 
 def _legend(chart: Chart) -> Markup:

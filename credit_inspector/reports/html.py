@@ -42,9 +42,7 @@ def render(title: str, panels: Sequence[Panel], *, subtitle: str = "", language:
         title=line(title),
         subtitle=line(subtitle),
         language=language,
-        panels=[
-            {"title": line(panel.title), "blocks": [page.block(block) for block in panel.blocks]} for panel in panels
-        ],
+        panels=[{"title": line(panel.title), "blocks": [page.block(block) for block in panel.blocks]} for panel in panels],
         place=page.place,
         style=here.joinpath("report.css").read_text("utf-8") + (component.css if page.strips else ""),
         script=script,
@@ -162,8 +160,6 @@ def _grid(grid: Grid) -> Mapping[str, object]:
         "title": line(grid.title),
         "head": [line(name) for name in grid.head],
         "numeric": [all(not isinstance(row[k], str) for row in grid.rows) for k in range(len(grid.head))],
-        "rows": [
-            {"cells": [cell(value) for value in row], "link": link} for row, link in zip(grid.rows, links, strict=True)
-        ],
+        "rows": [{"cells": [cell(value) for value in row], "link": link} for row, link in zip(grid.rows, links, strict=True)],
         "linked": any(link is not None for link in links),
     }

@@ -76,9 +76,7 @@ def render(title: str, panels: Sequence[Panel]) -> str:
     document = {
         "schema": SCHEMA,
         "title": whole(title),
-        "panels": [
-            {"title": whole(panel.title), "blocks": [_block(block) for block in panel.blocks]} for panel in panels
-        ],
+        "panels": [{"title": whole(panel.title), "blocks": [_block(block) for block in panel.blocks]} for panel in panels],
     }
     return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -100,9 +100,7 @@ def _finding(finding: Finding, console: Console) -> None:
 
 
 def _table(title: str, head: Sequence[str]) -> Table:
-    table = Table(
-        title=Text(line(title), style="bold") if title else None, title_justify="left", box=None, pad_edge=False
-    )
+    table = Table(title=Text(line(title), style="bold") if title else None, title_justify="left", box=None, pad_edge=False)
     for name in head:
         table.add_column(Text(line(name), style="dim"))
     return table
@@ -111,9 +109,7 @@ def _table(title: str, head: Sequence[str]) -> Table:
 def _grid(grid: Grid) -> Table:
     table = _table(grid.title, grid.head)
     for row in grid.rows:
-        table.add_row(
-            *(Text(cell(value, most=CELL), justify="left" if isinstance(value, str) else "right") for value in row)
-        )
+        table.add_row(*(Text(cell(value, most=CELL), justify="left" if isinstance(value, str) else "right") for value in row))
     return table
 
 
@@ -201,7 +197,5 @@ def _spans(strip: Strip) -> Table:
     table = _table("", ("span", "figures", "text"))
     for span in strip.spans:
         text = line("".join(strip.pieces[span.start : span.end]))
-        table.add_row(
-            Text(line(span.label)), Text(line(span.detail)), Text(text[:80] + ("…" if len(text) > 80 else ""))
-        )
+        table.add_row(Text(line(span.label)), Text(line(span.detail)), Text(text[:80] + ("…" if len(text) > 80 else "")))
     return table

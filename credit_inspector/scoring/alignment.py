@@ -146,9 +146,7 @@ def _distinct(jobs: Sequence[_Job]) -> tuple[list[_Job], list[int]]:
     return [first[i] for i in range(len(numbers))], twins
 
 
-def _solve(
-    work: _Differentiable, jobs: Sequence[_Job], ways: Sequence[str], models: Models
-) -> tuple[list[_Found], str]:
+def _solve(work: _Differentiable, jobs: Sequence[_Job], ways: Sequence[str], models: Models) -> tuple[list[_Found], str]:
     """Each job's answer; a way that fails once is not tried again."""
     left = list(ways)
     reasons: list[str] = []
@@ -273,9 +271,7 @@ def _double_backward(work: _Differentiable, jobs: Sequence[_Job]) -> Iterator[_F
             given = _leaves(work)
             values = work.at(given, work.tensor(job.line.ids), work.tensor(job.asked))
             u = torch.zeros_like(values, requires_grad=True)
-            pulled = torch.autograd.grad(
-                values, list(given.values()), grad_outputs=u, create_graph=True, materialize_grads=True
-            )
+            pulled = torch.autograd.grad(values, list(given.values()), grad_outputs=u, create_graph=True, materialize_grads=True)
             total = torch.stack([(a * b).sum() for a, b in zip(pulled, v.values(), strict=True)]).sum()
             (inner,) = torch.autograd.grad(total, u)
             yield _Found(inner.float(), _norm2(v), _doubt(values.detach(), job))

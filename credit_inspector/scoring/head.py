@@ -67,9 +67,7 @@ class Head:
         """
         layer = model.get_output_embeddings()
         if layer is None or getattr(layer, "weight", None) is None:
-            raise CheckpointError(
-                f"{type(model).__name__} has no language-model head", wanted="a causal language model"
-            )
+            raise CheckpointError(f"{type(model).__name__} has no language-model head", wanted="a causal language model")
         probe = torch.arange(min(3, len(layer.weight)), device=layer.weight.device)[None]
         with torch.no_grad():
             own = model(input_ids=probe, use_cache=False).logits[0].float()

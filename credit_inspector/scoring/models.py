@@ -313,9 +313,7 @@ def _open(model: PreTrainedModel) -> Opened:
 
 def _line(rollout: Rollout, everyone: Sequence[Opened]) -> tuple[Line | None, Problem | None]:
     if rollout.prompt_ids is None:
-        return None, Problem(
-            "no-prompt-ids", "a response without the ids of its prompt cannot be scored", rollout.sample_id
-        )
+        return None, Problem("no-prompt-ids", "a response without the ids of its prompt cannot be scored", rollout.sample_id)
     ids = np.concatenate([rollout.prompt_ids, rollout.response_ids]).astype(np.int64)
     for opened in everyone:
         if problem := opened.refuses(ids):

@@ -93,9 +93,7 @@ def removals(
     return answer
 
 
-def _without(
-    table: TokenTable, spans: SpanTable, members: Sequence[int], whole: Line | None
-) -> tuple[Line, NDArray[np.int64]]:
+def _without(table: TokenTable, spans: SpanTable, members: Sequence[int], whole: Line | None) -> tuple[Line, NDArray[np.int64]]:
     """The line without the spans, and the tokens (counted over the table) that it scores."""
     row = int(spans.row[members[0]])
     first, end = int(spans.start[min(members)]), int(table.offsets[row + 1])

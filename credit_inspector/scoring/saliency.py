@@ -44,9 +44,7 @@ def saliency(models: Models, table: TokenTable, spans: SpanTable, role: str = "p
         CheckpointError: the answer does not depend on the embeddings by any differentiable path.
         MissingColumn: no checkpoint for the role.
     """
-    return models.once(
-        ("saliency", models.checkpoint(role).path), lambda: _saliency(models, table, spans, role), table, spans
-    )
+    return models.once(("saliency", models.checkpoint(role).path), lambda: _saliency(models, table, spans, role), table, spans)
 
 
 def _saliency(models: Models, table: TokenTable, spans: SpanTable, role: str) -> NDArray[np.float32]:
@@ -89,9 +87,7 @@ def _products(models: Models, table: TokenTable, lines: list[Line], role: str) -
 def _product(total: Tensor, leaves: list[Tensor], batch: Batch, name: str) -> Tensor:
     """Gradient × input of the batch, ``[B, W]``."""
     leaf = next((leaf for leaf in leaves if leaf.shape[:2] == batch.ids.shape), None)
-    (slope,) = (
-        torch.autograd.grad(total, [leaf], allow_unused=True) if leaf is not None and total.requires_grad else (None,)
-    )
+    (slope,) = torch.autograd.grad(total, [leaf], allow_unused=True) if leaf is not None and total.requires_grad else (None,)
     if leaf is None or slope is None:
         raise CheckpointError(
             f"{name}: the answer's log-prob does not depend on the token embeddings by any differentiable path",

@@ -1,6 +1,6 @@
-"""Sentences in any script, with the answer and the markup around it kept apart.
+r"""Sentences in any script, with the answer and the markup around it kept apart.
 
-Labels: ``sentence``; ``answer`` for what a grader reads (inside ``<answer>…</answer>`` or ``\\boxed{…}``, or after ``####``);
+Labels: ``sentence``; ``answer`` for what a grader reads (inside ``<answer>…</answer>`` or ``\boxed{…}``, or after ``####``);
 ``markup`` for tags and special tokens. Only the last answer of a response is labelled so, earlier ones are sentences.
 White space before a sentence belongs to it, as tokenizers have it.
 """
@@ -64,6 +64,5 @@ def _marked(mark: re.Match[str]) -> list[TextSpan]:
 def _only_last_answer(spans: list[TextSpan]) -> list[TextSpan]:
     answers = [i for i, span in enumerate(spans) if span.label == "answer"]
     return [
-        span._replace(label="sentence") if span.label == "answer" and i != answers[-1] else span
-        for i, span in enumerate(spans)
+        span._replace(label="sentence") if span.label == "answer" and i != answers[-1] else span for i, span in enumerate(spans)
     ]

@@ -196,9 +196,7 @@ class _Reader:
         self.components({key: part for key, (part, _) in weighted.items()})
         if total is not None:
             return self.tally.number("reward", value[total], self.row)
-        scored = [
-            (self.rewards[key], weight) for key, (_, weight) in weighted.items() if self.rewards.get(key) is not None
-        ]
+        scored = [(self.rewards[key], weight) for key, (_, weight) in weighted.items() if self.rewards.get(key) is not None]
         summed = sum(part * weight for part, weight in scored if part is not None) if scored else None
         return self.tally.number("reward", summed, self.row)
 
@@ -410,8 +408,7 @@ def _count_absent(rollouts: Sequence[Rollout], tally: Tally) -> None:
 def _without_loose(rollouts: Sequence[Rollout], tally: Tally) -> list[Rollout]:
     """Take off values per token where neither ids nor text say what the tokens were."""
     loose = [
-        one.response_ids is None and one.response is None and bool(one.columns or one.loss_mask is not None)
-        for one in rollouts
+        one.response_ids is None and one.response is None and bool(one.columns or one.loss_mask is not None) for one in rollouts
     ]
     for one in compress(rollouts, loose):
         tally.add("no-tokens", "values per token, but neither ids nor text of the response", one.sample_id)

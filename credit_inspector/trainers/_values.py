@@ -21,9 +21,7 @@ State = Literal["finite", "missing", "infinite", "unreadable"]
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair: JSON may spell it, no UTF-8 text can hold it."""
 
-_WRAPPED = re.compile(
-    r"(?:np\.|numpy\.)?(?:float|int|uint|bool)\w*\((.*)\)|(?:array|tensor)\((.*?)(?:, *\w+=.*)?\)", re.DOTALL
-)
+_WRAPPED = re.compile(r"(?:np\.|numpy\.)?(?:float|int|uint|bool)\w*\((.*)\)|(?:array|tensor)\((.*?)(?:, *\w+=.*)?\)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _CODE = re.compile(r"[+-]?0\d")
 """Leading zeros: a code such as ``007``, which is no number."""

@@ -28,8 +28,7 @@ from credit_inspector.trainers._values import as_mapping, floats, number, whole
 
 _SPELLINGS: Mapping[str, str] = {
     "response": (
-        "response responses output outputs completion completions output_response model_response generation "
-        "generated_text anss"
+        "response responses output outputs completion completions output_response model_response generation generated_text anss"
     ),
     "step": "step global_step training_step train_step gen_step iteration iter rollout_id",
     "sample_id": "sample_id sample_idx sample_index traj_id trajectory_id rollout_idx _ng_rollout_index uuid",

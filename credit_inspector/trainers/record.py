@@ -141,10 +141,7 @@ def _table(step: Step) -> pa.Table:
         "advantage": (pa.float64(), [_finite(row.advantage) for row in rows]),
         "truncated": (pa.bool_(), [row.truncated for row in rows]),
         "extra": (pa.large_string(), [_json(row.extra) if row.extra else None for row in rows]),
-        **{
-            _stored_as(name): (pa.list_(pa.float32()), [_floats(row.columns.get(name)) for row in rows])
-            for name in names
-        },
+        **{_stored_as(name): (pa.list_(pa.float32()), [_floats(row.columns.get(name)) for row in rows]) for name in names},
     }
     schema = pa.schema([(name, kind) for name, (kind, _) in fields.items()], metadata=_metadata(step))
     return pa.Table.from_arrays([pa.array(values, kind) for kind, values in fields.values()], schema=schema)
@@ -232,9 +229,7 @@ def open_record(path: Path, options: ReadOptions) -> Run | None:
 def _open_folder(folder: Path) -> Run:
     header = _header(folder / "record.json")
     files = {
-        int(found[1]): file
-        for file in (folder / "steps").glob("step_*.parquet")
-        if (found := _STEP_FILE.fullmatch(file.name))
+        int(found[1]): file for file in (folder / "steps").glob("step_*.parquet") if (found := _STEP_FILE.fullmatch(file.name))
     }
     files = dict(sorted(files.items()))
     checkpoints = _checkpoints(folder / "checkpoints")
@@ -260,9 +255,7 @@ def _header(file: Path) -> Mapping[str, Any]:
         raise FormatError(f"{file} is no JSON object", wanted="the header of a recorded run")
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise FormatError(
-            f"{file} has schema_version {version!r}", wanted=str(SCHEMA_VERSION), do="update credit-inspector"
-        )
+        raise FormatError(f"{file} has schema_version {version!r}", wanted=str(SCHEMA_VERSION), do="update credit-inspector")
     return header
 
 
@@ -299,11 +292,7 @@ def _token_columns(files: Iterable[Path]) -> tuple[str, ...]:
 
 def _mapping(schema: pa.Schema) -> dict[str, str]:
     lists = (field for field in schema if pa.types.is_list(field.type) or pa.types.is_large_list(field.type))
-    return {
-        field.name: field.name
-        for field in lists
-        if field.name not in _OWN and pa.types.is_floating(field.type.value_type)
-    }
+    return {field.name: field.name for field in lists if field.name not in _OWN and pa.types.is_floating(field.type.value_type)}
 
 
 def _open_step_file(path: Path) -> Run | None:

@@ -87,6 +87,7 @@ class Step:
 
     @property
     def value(self) -> int:
+        """What it comes to."""
         return {"+": self.left + self.right, "-": self.left - self.right, "*": self.left * self.right}[self.op]
 
     def __str__(self) -> str:
@@ -113,9 +114,7 @@ def read_templates(path: Path) -> Templates:
         for text in texts:
             places = set(re.findall(r"{(\w+)}", text))
             if not places <= allowed or (allowed and not places):
-                raise ValueError(
-                    f"{path}: {kind} template {text!r} has places {sorted(places)}; wanted {sorted(allowed)}"
-                )
+                raise ValueError(f"{path}: {kind} template {text!r} has places {sorted(places)}; wanted {sorted(allowed)}")
     return templates
 
 
@@ -138,7 +137,7 @@ def draw(rng: random.Random) -> tuple[Problem, tuple[Step, Step], str]:
         return Problem((numbers[0], numbers[1], numbers[2]), second.value), (first, second), answer
 
 
-def write_solution(
+def write_solution(  # noqa: C901 - one sentence after another, each with its chance
     problem: Problem,
     steps: tuple[Step, Step],
     answer: str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -90,16 +90,16 @@ def _rate(step: int, steps: int) -> float:
     return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))))
 
 
-def _batches(write, tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[dict[str, torch.Tensor]]:
+def _batches(write: Callable[[], tuple[str, str]], tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[dict[str, torch.Tensor]]:
     """Batches of 64 texts of like length, so that little is padded; the prompt is context and not a label."""
-    pool: list[tuple[list[int], int]] = []
+    pool: list[list[tuple[list[int], int]]] = []
     rng = random.Random(0)
     for _ in range(steps):
         if not pool:
             texts = [write() for _ in range(16 * BATCH)]
             prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
             answers = tokenizer([answer + EOS for _, answer in texts])["input_ids"]
-            rows = sorted(((p + a, len(p)) for p, a in zip(prompts, answers, strict=True)), key=lambda row: len(row[0]))
+            rows = sorted(((p + a, len(p)) for p, a in zip(prompts, answers, strict=True)), key=lambda one: len(one[0]))
             blocks = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
             rng.shuffle(blocks)
             pool = blocks

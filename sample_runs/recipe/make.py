@@ -26,7 +26,8 @@ sys.path.insert(0, str(HERE))
 import torch  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed  # noqa: E402
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer.grpo_config import GRPOConfig  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 
 import countdown  # noqa: E402
 import credit_inspector  # noqa: E402
@@ -89,9 +90,7 @@ def _train(reference: Path, options: argparse.Namespace, folder: Path) -> Path:
         model=AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32),
         processing_class=PreTrainedTokenizerFast.from_pretrained(reference),
         reward_funcs=correct,
-        train_dataset=Dataset.from_list(
-            [{"prompt": p.prompt, "numbers": list(p.numbers), "target": p.target} for p in problems]
-        ),
+        train_dataset=Dataset.from_list([{"prompt": p.prompt, "numbers": list(p.numbers), "target": p.target} for p in problems]),
         args=GRPOConfig(
             output_dir=str(folder),
             seed=options.seed,
@@ -125,9 +124,9 @@ def _train(reference: Path, options: argparse.Namespace, folder: Path) -> Path:
     return folder
 
 
-def correct(completions: list[str], numbers: list[list[int]], target: list[int], **_: Any) -> list[float]:
+def correct(completions: list[str], numbers: list[list[int]], target: list[int], **_: Any) -> list[float | None]:
     """The reward: 1 for a right answer, 0 otherwise."""
-    problems = (countdown.Problem(tuple(n), t) for n, t in zip(numbers, target, strict=True))
+    problems = (countdown.Problem((n[0], n[1], n[2]), t) for n, t in zip(numbers, target, strict=True))
     return [float(countdown.is_correct(p, text)) for p, text in zip(problems, completions, strict=True)]
 
 
@@ -177,8 +176,7 @@ def _facts(folder: Path, templates: countdown.Templates) -> dict[str, float]:
     texts = tokenizer.batch_decode(sampled[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     spans = [(text, span) for text in texts for span in countdown.spans_of(text, templates)]
     length = {
-        kind: sum(len(tokenizer(t[s.start : s.end])["input_ids"]) for t, s in spans if s.kind == kind)
-        for kind in countdown.KINDS
+        kind: sum(len(tokenizer(t[s.start : s.end])["input_ids"]) for t, s in spans if s.kind == kind) for kind in countdown.KINDS
     }
     total = sum(length.values())
     return {

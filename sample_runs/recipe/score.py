@@ -41,6 +41,7 @@ class Judged:
 
     @property
     def unearned(self) -> bool:
+        """Whether its kind earns nothing."""
         return self.kind in countdown.UNEARNED
 
 

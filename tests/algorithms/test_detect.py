@@ -103,9 +103,7 @@ def test_missing_values_are_left_out() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rewards=st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]), min_size=8, max_size=8).filter(
-        lambda r: len(set(r)) > 2
-    ),
+    rewards=st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.5]), min_size=8, max_size=8).filter(lambda r: len(set(r)) > 2),
     std=st.sampled_from(["group", "batch", "none"]),
     ddof=st.sampled_from([0, 1]),
 )

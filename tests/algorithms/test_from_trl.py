@@ -68,9 +68,7 @@ def test_rewards_normalised_one_by_one_leave_the_advantages_as_recorded(tmp_path
         (8, 3, 1, 2),
     ],
 )
-def test_updates_per_batch(
-    tmp_path: Any, accumulate: int, per_generation: int | None, iterations: int, updates: int
-) -> None:
+def test_updates_per_batch(tmp_path: Any, accumulate: int, per_generation: int | None, iterations: int, updates: int) -> None:
     found = algorithm_of(
         config(
             tmp_path,

@@ -104,9 +104,7 @@ def test_code_in_a_pickle_never_runs_g06(saved: dict[str, Path], tmp_path: Path)
     mark = tmp_path / "ran"
     weights = {**model(tied=False).state_dict(), "odd": MakesAFolder(str(mark))}
     checkpoint = open_checkpoint(pickled(saved, tmp_path, weights))
-    with pytest.raises(
-        CheckpointError, match=r"the pickle asks for \w+\.mkdir, .* was not run; .*safetensors"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"the pickle asks for \w+\.mkdir, .* was not run; .*safetensors") as caught:
         checkpoint.load(CPU, torch.float32)
     assert not mark.exists()
     assert "weights_only" not in str(caught.value)

@@ -54,13 +54,9 @@ def test_accelerate_shards(tmp_path: Path) -> None:
 def test_missing_rank_and_config_beside_the_shards_g05(tmp_path: Path) -> None:
     shards = [f"model_world_size_8_rank_{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7)]
     actor = make(tmp_path / "actor", *shards, "huggingface/config.json")
-    with pytest.raises(
-        CheckpointError, match=r"FSDP shards of world size 8, rank 3 missing; .*copy the rest and merge"
-    ):
+    with pytest.raises(CheckpointError, match=r"FSDP shards of world size 8, rank 3 missing; .*copy the rest and merge"):
         open_checkpoint(actor)
-    with pytest.raises(
-        CheckpointError, match=r"huggingface/ holds no weights.*the weights lie beside it.*rank 3 missing"
-    ):
+    with pytest.raises(CheckpointError, match=r"huggingface/ holds no weights.*the weights lie beside it.*rank 3 missing"):
         open_checkpoint(actor / "huggingface")
 
 

@@ -142,9 +142,7 @@ def batches(draw: st.DrawFn) -> Batch:
     old = policy - random.normal(0, spread, shape)
     # Beyond 15 nats autograd itself loses digits: it subtracts e^−d from e^−d, which the closed form does not have.
     ref = policy - np.clip(random.normal(0, spread, shape), -15, 15)
-    advantage = random.normal(0, 1, shape if draw(st.booleans()) else (rows, 1)) * random.choice(
-        [0, 1, 1, 1], (rows, 1)
-    )
+    advantage = random.normal(0, 1, shape if draw(st.booleans()) else (rows, 1)) * random.choice([0, 1, 1, 1], (rows, 1))
     policy, old, ref, advantage = (np.asarray(a, np.float32).astype(float) for a in (policy, old, ref, advantage))
     masked = draw(st.sampled_from([np.nan, np.inf, -np.inf, 1e30, 0.0]))
     spoilt = [np.where(mask, a, masked) for a in (policy, old, ref, np.broadcast_to(advantage, shape))]
@@ -173,9 +171,7 @@ def test_coefficient_is_the_gradient_of_trls_loss(
     more = {} if batch.old is None else {"num_iterations": 2}
     assert_same_gradient(
         batch,
-        trainer(
-            loss_type=loss_type, beta=beta, use_bias_correction_kl=corrected, delta=delta, epsilon_high=high, **more
-        ),
+        trainer(loss_type=loss_type, beta=beta, use_bias_correction_kl=corrected, delta=delta, epsilon_high=high, **more),
     )
 
 
@@ -253,9 +249,7 @@ def test_a_loss_of_zero_still_pushes() -> None:
     """
     probabilities, one = np.array([0.7, 0.2, 0.1]), np.ones((2, 1))
     logprob = np.log(probabilities[:2])[:, None]
-    batch = Batch(
-        [1, 1], one.astype(bool), policy=logprob, old=logprob, ref=logprob, advantage=np.array([[1.0], [-1.0]])
-    )
+    batch = Batch([1, 1], one.astype(bool), policy=logprob, old=logprob, ref=logprob, advantage=np.array([[1.0], [-1.0]]))
     table = table_of(batch, algorithm_of(trainer(loss_type="dapo")))
     table.add("sum_p2/policy", [np.sum(probabilities**2)] * 2, table.columns["logprob/policy"].provenance)
     advantage, weight, ratio, delivered = columns(table, "advantage", "weight", "ratio", "credit/delivered")

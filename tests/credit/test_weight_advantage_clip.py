@@ -40,8 +40,7 @@ def column(table: TokenTable, name: str) -> Column:
 
 def group(rewards: list[Any], stored: list[Any] | None = None, group_id: str | None = "g") -> list[dict[str, Any]]:
     return [
-        {"reward": r, "group_id": group_id, "advantage": None if stored is None else stored[i]}
-        for i, r in enumerate(rewards)
+        {"reward": r, "group_id": group_id, "advantage": None if stored is None else stored[i]} for i, r in enumerate(rewards)
     ]
 
 

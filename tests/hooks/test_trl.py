@@ -32,9 +32,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alphabet = ["<pad>", "<eos>", *"abcdefgh"]
     characters = Tokenizer(models.WordLevel({c: i for i, c in enumerate(alphabet)}, unk_token="<pad>"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", padding_side="left"
-    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", padding_side="left")
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(alphabet),
@@ -134,9 +132,7 @@ def test_the_record_is_what_the_trainer_saw(start: Path, tmp_path: Path, changes
             text = (rollout.response or "").replace("<eos>", "").replace("<pad>", "")
             assert rollout.rewards["reward"] == text.count("a")
             assert rollout.reward == pytest.approx(sum(v for v in rollout.rewards.values() if v is not None))
-            assert {"ab": 0, "cde": 1, "fg": 2, "h": 3}[(rollout.prompt or "").replace(" ", "")] == rollout.extra[
-                "target"
-            ]
+            assert {"ab": 0, "cde": 1, "fg": 2, "h": 3}[(rollout.prompt or "").replace(" ", "")] == rollout.extra["target"]
         assert np.isfinite(table.values("logprob/policy")).all()
         if table.has("logprob/old"):
             close = np.abs(table.values("logprob/old") - table.values("logprob/rollout"))
@@ -195,9 +191,7 @@ def test_training_is_the_same_with_and_without_us(
         raise RuntimeError("planted")
 
     if fault == "sink":
-        monkeypatch.setitem(
-            __import__("credit_inspector.sinks", fromlist=["sinks"]).sinks._members, "broken", lambda _: Broken()
-        )
+        monkeypatch.setitem(__import__("credit_inspector.sinks", fromlist=["sinks"]).sinks._members, "broken", lambda _: Broken())
     if fault == "writer":
         monkeypatch.setattr("credit_inspector.live.record.write_step", fail)
     hook = attach(watched, sinks=("broken",) if fault == "sink" else ("jsonl",))

@@ -264,9 +264,7 @@ def test_real_files(name: str, steps: int, rollouts: int, dead: int) -> None:
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 values = st.recursive(
     scalars | st.sampled_from(["True", "[1 2]", "np.float64(0.5)", "NaN"]),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["role", "content", "score", "a"]), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["role", "content", "score", "a"]), inner),
     max_leaves=8,
 )
 names = st.sampled_from(

@@ -78,9 +78,7 @@ def test_mended_lines_say_so(tmp_path: Path, line: bytes, kind: str, values: dic
     assert kinds(items) == [kind]
 
 
-@pytest.mark.parametrize(
-    "line", [b"[1, 2]\n", b"7\n", b"{broken}\n", b"[" * 9000 + b"\n", b'{"a": ' + b"1" * 5000 + b"}\n"]
-)
+@pytest.mark.parametrize("line", [b"[1, 2]\n", b"7\n", b"{broken}\n", b"[" * 9000 + b"\n", b'{"a": ' + b"1" * 5000 + b"}\n"])
 def test_lines_that_are_no_objects_are_skipped(tmp_path: Path, line: bytes) -> None:
     file = tmp_path / "run.jsonl"
     file.write_bytes(b'{"a": 1}\n' + line + b'{"a": 2}\n')

@@ -42,9 +42,7 @@ def test_values_that_do_not_fit_are_refused_d01() -> None:
 
 def test_values_that_fit_stay() -> None:
     mask = np.array([True, False])
-    one = Rollout(
-        sample_id="a", prompt="hello", response="hello world", loss_mask=mask, columns={"kl/k1": floats(1, 2)}
-    )
+    one = Rollout(sample_id="a", prompt="hello", response="hello world", loss_mask=mask, columns={"kl/k1": floats(1, 2)})
     step = tokenised(Step(1, (one, one)), words())
     found = step.rollouts[0]
     assert found.response_ids is not None

@@ -15,9 +15,7 @@ REAL = Path(__file__).parents[2].parent / "shared/real_files"
 
 
 def line(**fields: Any) -> str:
-    return json.dumps(
-        {"input": "user\n1+1?\nassistant\n", "output": "2", "gts": "2", "score": 1.0, "step": 1, **fields}
-    )
+    return json.dumps({"input": "user\n1+1?\nassistant\n", "output": "2", "gts": "2", "score": 1.0, "step": 1, **fields})
 
 
 def write(folder: Path, name: str, *lines: str) -> Path:

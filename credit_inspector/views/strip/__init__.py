@@ -110,9 +110,7 @@ def _check(strip: Strip) -> None:
 def _check_clusters(strip: Strip) -> None:
     clusters = np.asarray(strip.clusters)
     if np.any(clusters < 0) or np.any(clusters > np.arange(len(clusters))):
-        raise AlignmentError(
-            f"a cluster of {strip.id} starts after its own token", wanted="the position of its first token"
-        )
+        raise AlignmentError(f"a cluster of {strip.id} starts after its own token", wanted="the position of its first token")
 
 
 def _check_spans(strip: Strip) -> None:
