@@ -11,11 +11,10 @@ from itertools import groupby
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
-from streamlit.navigation.page import StreamlitPage
-from strip import show_strip
-from words import headline, safe
 
 from credit_inspector.panel import Chart, Finding, Findings, Grid, Panel, Prose, Severity, Strip, Tiles, TokenLink
+from strip import show_strip
+from words import headline, safe
 
 COLOURS = ("#e08214", "#8073ac", "#1b9e58", "#3f8fbf", "#888888")
 """Of lines and clouds; they are seen on white and on black."""
@@ -36,7 +35,7 @@ _BADGES = {Severity.ERROR: "red", Severity.WARNING: "orange", Severity.INFO: "gr
 class Navigator:
     """How to get from here to a place: a page and the query that names it."""
 
-    to: Callable[[TokenLink], tuple[StreamlitPage, dict[str, str]]]
+    to: Callable[[TokenLink], tuple[st.Page, dict[str, str]]]
     here: TokenLink | None = None
     """The response that the page is about, and the tokens of it that the reader asked for."""
     select: Callable[[int], None] | None = None
@@ -84,7 +83,7 @@ def _(block: Prose, key: str, navigator: Navigator) -> None:
 @_draw.register
 def _(block: Tiles, key: str, navigator: Navigator) -> None:
     for column, tile in zip(st.columns(len(block.tiles)), block.tiles, strict=True):
-        with column.container(border=True, height="stretch"):
+        with column.container(border=True, height="stretch", gap="xxsmall"):
             st.markdown(f"### {safe(tile.value)}")
             st.markdown(f"**{safe(tile.label)}**")
             st.caption(safe(tile.detail))

@@ -10,25 +10,24 @@ from pathlib import Path
 from typing import TypeVar
 
 import streamlit as st
-from draw import Navigator, draw
-from streamlit.navigation.page import StreamlitPage
-from words import safe
 
 from credit_inspector.errors import CreditInspectorError
 from credit_inspector.panel import Panel, TokenLink
 from credit_inspector.store import Store
 from credit_inspector.views import Place, View, pages, views
 from credit_inspector.views.response import ranked
+from draw import Navigator, draw
+from words import safe
 
 ANALYSIS = "CREDIT_INSPECTOR_ANALYSIS"
+# The page about the whole run, and the one that links lead to. (Streamlit would show a string here.)
 FIRST, RESPONSE = "verdict", "response"
-"""The page about the whole run, and the one that links lead to."""
 
 
+# Longer lines of text are hard to read; the top bar is 3.75 rem high.
 STYLE = "<style>.stMainBlockContainer { max-width: 76rem; padding-top: 4.5rem; }</style>"
-"""Lines of text longer than this are hard to read, and the top bar is 3.75 rem high."""
 
-_pages: dict[str, StreamlitPage] = {}
+_pages: dict[str, st.Page] = {}
 
 
 def main() -> None:
@@ -72,14 +71,14 @@ def _show(view: View, store: Store) -> None:
 @st.cache_resource(max_entries=32, show_spinner="Reading the analysis")
 def _built(name: str, folder: str, written: int, place: Place) -> Panel:
     """A panel, kept until the analysis is written again."""
-    return views.get(name).build(Store(Path(folder)), place)
+    return views[name].build(Store(Path(folder)), place)
 
 
 def _written(store: Store) -> int:
     return max((file.stat().st_mtime_ns for file in store.folder.iterdir()), default=0)
 
 
-def _to(link: TokenLink) -> tuple[StreamlitPage, dict[str, str]]:
+def _to(link: TokenLink) -> tuple[st.Page, dict[str, str]]:
     query = {"step": str(link.step), "r": link.sample_id}
     return _pages[RESPONSE], query | ({"t": f"{link.start}-{link.end}"} if link.end > link.start else {})
 

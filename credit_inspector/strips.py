@@ -149,5 +149,5 @@ def _figures(table: TokenTable, start: int, end: int) -> str:
         values = table.values(name)[start:end]
         values = values[np.isfinite(values)]
         if values.size:
-            parts.append(f"{word} {values.sum() if how == 'sum' else values[0]:+.2g}")
+            parts.append(f"{word} {values.sum():+.2g}" if how == "sum" else f"{word} {values[0]:+.2f}")
     return " · ".join(parts)

@@ -17,13 +17,11 @@ from credit_inspector.rollout import Rollout
 from credit_inspector.store import Store
 from credit_inspector.table import TokenTable
 from credit_inspector.trainers.opening import open_run
+from places import SAMPLE
 
 # Two workers share two cores: a deadline would measure the neighbour. CI draws the same examples every time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("project")
-
-ROOT = Path(__file__).parents[1]
-SAMPLE = ROOT / "sample_runs" / "countdown"
 
 RULE = Algorithm(name="test/grpo", source="preset", std_eps=0.0)
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SAMPLE
 
 from credit_inspector.store import Store
+from places import SAMPLE
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

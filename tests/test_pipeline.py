@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SAMPLE
 
 from credit_inspector import pipeline
 from credit_inspector.checks import recorded_fits
 from credit_inspector.errors import FormatError, UsageError
 from credit_inspector.store import Store
 from credit_inspector.trainers.opening import open_run
+from places import SAMPLE
 
 RECORDED = ("logprob/policy", "logprob/old", "logprob/ref", "logprob/rollout", "advantage", "entropy/policy")
 MODELS = ("sum_p2/policy", "kl/exact", "credit/realised", "credit/earned", "credit/alignment", "credit/unearned")

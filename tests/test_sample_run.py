@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 import types
 from collections import defaultdict
 from pathlib import Path
@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SAMPLE
 
+import score
 from credit_inspector import pipeline
 from credit_inspector.store import Store
 from credit_inspector.table import TokenTable
 from credit_inspector.trainers.opening import open_run
+from places import ROOT, SAMPLE
 
 RUN = open_run(SAMPLE)
 
@@ -68,9 +69,6 @@ def test_coefficients_equal_autograd_through_trls_own_loss(number: int) -> None:
 
 
 def test_the_detector_finds_what_is_known_to_be_unearned(tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "sample_runs" / "recipe"))
-    import score
-
     store = pipeline.analyze(SAMPLE, tmp_path, pipeline.Options())
     judged = list(score.judge(store, SAMPLE / "filler_truth.jsonl"))
     precision, recall = score.precision_recall(judged, lambda one: one.by_evidence)
@@ -89,8 +87,6 @@ def test_nothing_in_the_package_reads_the_truth() -> None:
 
 
 def test_the_run_is_what_its_readme_says(analysis: Store) -> None:
-    import json
-
     facts = json.loads((SAMPLE / "facts.json").read_text())
     accuracy = [facts[f"step_{at.step}"]["accuracy"] for at in RUN.checkpoints]
     assert accuracy == sorted(accuracy)

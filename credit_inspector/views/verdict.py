@@ -11,7 +11,6 @@ from credit_inspector.store import Store
 from credit_inspector.strips import strip
 from credit_inspector.views import Place, view
 
-STRIPS = 10
 
 
 @view("verdict", title="Verdict", order=0)
@@ -66,7 +65,7 @@ def _tiles(store: Store, paid: filler_paid.Paid | None) -> Tiles:
         tiles.insert(0, Tile(paid.share.text, "filler that was paid", detail))
     if total > 0:
         top = owners[: kl_bill.TOP]
-        names = " ".join(f"“{text.strip() or text!r}”" for text, _ in top)
+        names = " ".join(f"“{text.strip() or repr(text)}”" for text, _ in top)
         tiles.insert(-1, Tile(percent(sum(v for _, v in top) / total), f"of the KL owned by {len(top)} strings", names))
     return Tiles(tuple(tiles))
 
@@ -78,7 +77,7 @@ def _worst(store: Store, paid: filler_paid.Paid | None) -> list[Block]:
     blocks: list[Block] = [Prose("Right answers with the most credit on unearned spans", "body")]
     strips: dict[str, Strip] = {}
     for span in paid.worst:
-        if span.link.sample_id not in strips and len(strips) < STRIPS:
+        if span.link.sample_id not in strips:
             table, spans = store.read_step(span.link.step)
             strips[span.link.sample_id] = strip(store, table, spans, table.row_of(span.link.sample_id))
     return [*blocks, *strips.values()]

@@ -507,3 +507,15 @@ def test_without_scripts_the_text_is_there(browser: Any, tmp_path: Path) -> None
     assert re.search("让我 think😀", page.locator(".plain pre").inner_text())
     assert IMAGE in page.locator(".plain pre").inner_text()
     context.close()
+
+
+
+def test_a_value_far_below_the_limit_has_no_colour(reader: Reader) -> None:
+    """Ten thousandths of the limit are nothing to see: they must not fall back to full colour."""
+    values = np.full(len(PIECES), NAN)
+    values[3:7] = [1e-5, -1e-5, 0.1, 0.0]
+    made = small()
+    reader.open(replace(made, signals=(signal("delivered", values), *made.signals[1:]), underline=""))
+    colours = [reader.token(i).evaluate("e => getComputedStyle(e).backgroundColor") for i in (3, 4, 5, 6)]
+    assert colours[0] == colours[1] == colours[3] == "rgba(0, 0, 0, 0)"
+    assert colours[2] != colours[0]

@@ -359,7 +359,8 @@ function fillOf(channel, v, counts) {
   const over = channel.beyond(v);
   if (over) counts.beyond += 1;
   const way = channel.signal.diverging ? (v > 0 ? "ci-up" : "ci-down") : "ci-much";
-  return [over ? `${way} ci-beyond` : way, Number(channel.level(v).toFixed(3))];
+  const level = Number(channel.level(v).toFixed(3));
+  return level === 0 ? ["", 0] : [over ? `${way} ci-beyond` : way, level];
 }
 
 function lineOf(channel, v, counts) {
