@@ -148,7 +148,9 @@ def _trace(mark: str, name: str, x: list[object], y: list[float | None], colour:
     if mark == "bar":
         signs = [DOWN if (value or 0) < 0 else UP for value in y]
         return go.Bar(x=x, y=y, name=name, marker_color=signs)
-    return go.Scatter(x=x, y=y, name=name, mode="lines+markers" if mark == "line" else "markers", line_color=colour)
+    return go.Scatter(
+        x=x, y=y, name=name, mode="lines+markers" if mark == "line" else "markers", line_color=colour, marker_size=7
+    )
 
 
 def _gap(value: float) -> float | None:

@@ -83,9 +83,7 @@ def _signals(table: TokenTable, row: int, prompt: int) -> list[Signal]:
     return sorted(signals, key=lambda signal: (order[signal.family], signal.name))
 
 
-def _signal(
-    table: TokenTable, name: str, stored: NDArray[np.float32], spec: ColumnSpec | None, place: tuple[int, int]
-) -> Signal:
+def _signal(table: TokenTable, name: str, stored: NDArray[np.float32], spec: ColumnSpec | None, place: tuple[int, int]) -> Signal:
     row, prompt = place
     values = np.where(table.loss_mask, stored, np.nan).astype(np.float32)
     return Signal(

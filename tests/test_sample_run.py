@@ -32,23 +32,42 @@ def trl_gradient(table: TokenTable) -> np.ndarray:
 
     rule = table.algorithm
     accelerator = types.SimpleNamespace(
-        num_processes=1, sync_gradients=True, gather=lambda x: x, gather_for_metrics=lambda x: x,
-        reduce=lambda x, reduction="sum": x, pad_across_processes=lambda x, dim=0, pad_index=0: x,
+        num_processes=1,
+        sync_gradients=True,
+        gather=lambda x: x,
+        gather_for_metrics=lambda x: x,
+        reduce=lambda x, reduction="sum": x,
+        pad_across_processes=lambda x, dim=0, pad_index=0: x,
     )
     args = types.SimpleNamespace(delta=None, use_bias_correction_kl=rule.kl_gradient == "ratio-weighted", steps_per_generation=1)
     trainer = types.SimpleNamespace(
-        accelerator=accelerator, model=types.SimpleNamespace(training=True), current_gradient_accumulation_steps=1,
-        _metrics={"train": defaultdict(list)}, aux_loss_enabled=False, top_entropy_quantile=1.0, beta=rule.kl_beta,
-        epsilon_low=rule.clip_low, epsilon_high=rule.clip_high, loss_type=rule.name.split("/")[1],
-        importance_sampling_level="token", use_vllm=False, vllm_importance_sampling_correction=False,
-        off_policy_mask_threshold=None, _entropy_bonus_enabled=False, max_completion_length=112, args=args,
+        accelerator=accelerator,
+        model=types.SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        _metrics={"train": defaultdict(list)},
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        beta=rule.kl_beta,
+        epsilon_low=rule.clip_low,
+        epsilon_high=rule.clip_high,
+        loss_type=rule.name.split("/")[1],
+        importance_sampling_level="token",
+        use_vllm=False,
+        vllm_importance_sampling_correction=False,
+        off_policy_mask_threshold=None,
+        _entropy_bonus_enabled=False,
+        max_completion_length=112,
+        args=args,
     )
     logprob = padded(table, table.values("logprob/policy")).requires_grad_()
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (logprob, torch.zeros_like(logprob), None)
     mask = padded(table, np.ones(table.n_tokens))
     ids = torch.zeros_like(mask, dtype=torch.long)
     inputs = {
-        "prompt_ids": ids[:, :2], "prompt_mask": ids[:, :2], "completion_ids": ids, "completion_mask": mask,
+        "prompt_ids": ids[:, :2],
+        "prompt_mask": ids[:, :2],
+        "completion_ids": ids,
+        "completion_mask": mask,
         "advantages": torch.tensor(table.values("advantage")[table.offsets[:-1]]),
         "old_per_token_logps": padded(table, table.values("logprob/old")),
         "ref_per_token_logps": padded(table, table.values("logprob/ref")),

@@ -12,7 +12,6 @@ from credit_inspector.strips import strip
 from credit_inspector.views import Place, view
 
 
-
 @view("verdict", title="Verdict", order=0)
 def verdict(store: Store, place: Place) -> Panel:
     """What the reward is teaching: filler that was paid, good work that was punished, and the worst ten answers."""

@@ -90,7 +90,9 @@ def _rate(step: int, steps: int) -> float:
     return warm * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))))
 
 
-def _batches(write: Callable[[], tuple[str, str]], tokenizer: PreTrainedTokenizerFast, steps: int) -> Iterator[dict[str, torch.Tensor]]:
+def _batches(
+    write: Callable[[], tuple[str, str]], tokenizer: PreTrainedTokenizerFast, steps: int
+) -> Iterator[dict[str, torch.Tensor]]:
     """Batches of 64 texts of like length, so that little is padded; the prompt is context and not a label."""
     pool: list[list[tuple[list[int], int]]] = []
     rng = random.Random(0)

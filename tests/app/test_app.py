@@ -82,6 +82,7 @@ def test_every_page_is_drawn(start: Open, analysis: Store, name: str) -> None:
     assert not at.exception
     assert not at.error
     assert shown(at)
+    assert len(at.selectbox) == {"verdict": 0, "response": 2}.get(name, 1)
 
 
 def test_the_first_page_opens_with_the_sentence_and_its_number(start: Open, analysis: Store) -> None:

@@ -509,7 +509,6 @@ def test_without_scripts_the_text_is_there(browser: Any, tmp_path: Path) -> None
     context.close()
 
 
-
 def test_a_value_far_below_the_limit_has_no_colour(reader: Reader) -> None:
     """Ten thousandths of the limit are nothing to see: they must not fall back to full colour."""
     values = np.full(len(PIECES), NAN)

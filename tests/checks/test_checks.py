@@ -22,8 +22,12 @@ def store_of(tmp_path: Path, *, rewards: list[float], plant: Plant) -> Store:
     """One step of as many responses of four tokens as there are rewards, in groups of four."""
     rollouts = [
         Rollout(
-            sample_id=f"s{i}", group_id=f"g{i // 4}", prompt_ids=np.array([9], np.int32),
-            response_ids=np.array([1, 2, 3, 4], np.int32), reward=reward, policy_version=0,
+            sample_id=f"s{i}",
+            group_id=f"g{i // 4}",
+            prompt_ids=np.array([9], np.int32),
+            response_ids=np.array([1, 2, 3, 4], np.int32),
+            reward=reward,
+            policy_version=0,
         )
         for i, reward in enumerate(rewards)
     ]
@@ -31,7 +35,9 @@ def store_of(tmp_path: Path, *, rewards: list[float], plant: Plant) -> Store:
     plant(table)
     n = table.n_rows
     start = np.sort(np.concatenate([table.offsets[:-1], table.offsets[:-1] + 2]))
-    spans = SpanTable(row=np.repeat(np.arange(n), 2), start=start, end=start + 2, label=("sentence",) * 2 * n, text=("t",) * 2 * n)
+    spans = SpanTable(
+        row=np.repeat(np.arange(n), 2), start=start, end=start + 2, label=("sentence",) * 2 * n, text=("t",) * 2 * n
+    )
     store = Store(tmp_path)
     store.write_meta(Meta(source="r", trainer="t"), None)
     store.write_step(table, spans)

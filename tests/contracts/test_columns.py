@@ -47,8 +47,13 @@ def masked_table(noise: float) -> TokenTable:
         columns = {name: np.where(mask, values, noise).astype(np.float32) for name, values in drawn.items()}
         rollouts.append(
             Rollout(
-                sample_id=str(i), group_id=str(i // 4), prompt_ids=np.array([1], np.int32), loss_mask=mask,
-                response_ids=np.arange(n, dtype=np.int32), reward=float(rng.integers(0, 2)), columns=columns,
+                sample_id=str(i),
+                group_id=str(i // 4),
+                prompt_ids=np.array([1], np.int32),
+                loss_mask=mask,
+                response_ids=np.arange(n, dtype=np.int32),
+                reward=float(rng.integers(0, 2)),
+                columns=columns,
             )
         )
     rule = pipeline.preset("trl-1.16.0/dapo", kl_beta=0.04)

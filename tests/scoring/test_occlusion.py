@@ -10,12 +10,15 @@ import torch
 
 from credit_inspector.scoring.answers import answers, opening, without_answer
 from credit_inspector.scoring.occlusion import (
+    Seam,
     answer_drops,
     delete_each,
     influence_matrix,
     prefix_values,
     removals,
+    seam,
 )
+from credit_inspector.spans import SpanTable
 from credit_inspector.table import TokenTable
 
 ROWS = (
@@ -73,18 +76,42 @@ def test_spans_deleted_together(model, models_of, step, cut):
     assert np.isnan(drops[3])
 
 
-def test_seams_are_mended_and_what_they_take_is_no_loss(tiny, models_of, step, cut):
+def test_a_seam_is_mended_and_what_it_takes_is_no_loss(tiny, models_of, step, cut):
+    """ "A. 乙 C" without 乙, which has no space before it: the answer's space goes with it."""
     table = step()
     rows = ([(0, 3, "sentence"), (3, 5, "sentence"), (5, 8, "answer")],)
-    spans = replace(cut(table, *rows), lead=np.array([0, 1, 1]))
+    spans = replace(cut(table, *rows), lead=np.array([0, 0, 1]), text=("A.", "乙", " C"))
     models = models_of(policy=tiny("llama"))
-    # The second span's white space (token 3) stays in its place, and the answer's (token 5) goes.
-    twin = _twin(models.model("policy"), table.rollouts[0], [(4, 5), (5, 6)])
+    twin = _twin(models.model("policy"), table.rollouts[0], [(3, 5), (5, 6)])
     removal = delete_each(models, table, spans)[1]
-    np.testing.assert_allclose(removal.drops, [0, *twin], atol=2e-5)
-    lost = twin[2:4].sum()
+    np.testing.assert_allclose(removal.drops, twin, atol=2e-5)
+    lost = twin[3:5].sum()
     assert influence_matrix(spans, delete_each(models, table, spans), 0)[1, 2] == pytest.approx(lost, abs=2e-5)
     assert answer_drops(models, table, spans, [(1,)])[0] == pytest.approx(lost, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("gone", "lead", "follower", "next_lead", "wanted"),
+    [
+        ("Okay.", 0, " Then", 1, Seam(False, True, True)),  # the text would begin with a space
+        ("Okay.", 0, " Then", 0, Seam(False, False, False)),  # the space is part of the word's token
+        (" 乙。", 1, "丙", 0, Seam(True, False, True)),  # the space before the gap is wanted, and there to keep
+        (" Okay.", 0, "丙", 0, Seam(False, False, False)),
+        (" Okay.", 0, " Then", 1, Seam(False, False, True)),
+        ("乙。", 0, "丙", 0, Seam(False, False, True)),
+    ],
+)
+def test_a_seam_reads_as_the_text_did(gone, lead, follower, next_lead, wanted):
+    ends = np.array([3, 6])
+    spans = SpanTable(
+        row=np.zeros(2, np.int64),
+        start=np.array([0, 3]),
+        end=ends,
+        label=("sentence",) * 2,
+        text=(gone, follower),
+        lead=np.array([lead, next_lead]),
+    )
+    assert seam(spans, 0, 1) == wanted
 
 
 def test_the_influence_matrix_sums_the_drops(tiny, models_of, step, cut):
