@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
+from html import escape
 from itertools import groupby
 
 import pandas as pd
@@ -82,7 +83,7 @@ def _(block: Prose, key: str, navigator: Navigator) -> None:
 
 @_draw.register
 def _(block: Tiles, key: str, navigator: Navigator) -> None:
-    for column, tile in zip(st.columns(len(block.tiles)), block.tiles, strict=True):
+    for column, tile in zip(st.columns(max(1, len(block.tiles))), block.tiles, strict=False):
         with column.container(border=True, height="stretch", gap="xxsmall"):
             st.markdown(f"### {safe(tile.value)}")
             st.markdown(f"**{safe(tile.label)}**")
@@ -116,12 +117,14 @@ def _finding(finding: Finding, key: str, navigator: Navigator) -> None:
 def _(block: Chart, key: str, navigator: Navigator) -> None:
     figure = go.Figure()
     for series, colour in zip(block.series, COLOURS * len(block.series), strict=False):
-        figure.add_trace(_trace(series.mark, series.name, list(series.x), [_gap(y) for y in series.y], colour))
+        figure.add_trace(_trace(series.mark, escape(series.name), list(series.x), [_gap(y) for y in series.y], colour))
     longest = max((len(series.x) for series in block.series), default=0)
     for start, end, label in block.bands:
         colour, opacity = BANDS.get(label, ("#888888", 0.08))
         fits = (end - start) / max(longest, 1) * WIDTH > LETTER * len(label)
-        named = {"annotation_text": label, "annotation_position": "top left", "annotation_yanchor": "bottom"} if fits else {}
+        named = (
+            {"annotation_text": escape(label), "annotation_position": "top left", "annotation_yanchor": "bottom"} if fits else {}
+        )
         figure.add_vrect(
             start - 0.5,
             end - 0.5,
@@ -133,9 +136,9 @@ def _(block: Chart, key: str, navigator: Navigator) -> None:
             **named,
         )
     figure.update_layout(
-        title=block.title,
-        xaxis_title=block.x_label,
-        yaxis_title=block.y_label,
+        title=escape(block.title),
+        xaxis_title=escape(block.x_label),
+        yaxis_title=escape(block.y_label),
         height=320,
         showlegend=len(block.series) > 1,
         margin={"l": 10, "r": 10, "t": 70 if block.bands else 50, "b": 10},
@@ -153,8 +156,8 @@ def _trace(mark: str, name: str, x: list[object], y: list[float | None], colour:
     )
 
 
-def _gap(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _gap(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 @_draw.register

@@ -66,7 +66,7 @@ def analyze(source: Path, folder: Path, options: Options, progress: Progress | N
     work = _Work(run, options, progress or (lambda *_: None))
     store = Store(folder)
     with store.writing():
-        store.write_meta(work.meta(), work.tokenizer)
+        store.begin(work.meta(), work.tokenizer)
         done = set(store.steps)
         for number in work.steps:
             if number not in done:
@@ -128,10 +128,11 @@ class _Work:
         given = {role: str(path) for role, path in self.options.checkpoints.items()}
         beside = {f"step {at.step}": str(at.path) for at in self.run.checkpoints}
         return Meta(
-            source=str(self.run.path),
+            source=str(self.run.path.resolve()),
             trainer=self.run.trainer,
             algorithm=self.algorithm,
             checkpoints=given or beside,
+            scored=self._can_score,
             notes=tuple(self.notes),
         )
 

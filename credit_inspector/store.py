@@ -65,6 +65,8 @@ class Meta:
     algorithm: Algorithm | None = None
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     """What was asked for by role, as the user would name it."""
+    scored: bool = False
+    """Whether checkpoints were run."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +108,22 @@ class Store:
             yield
 
     # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, meta: Meta, tokenizer: Path | None) -> None:
+        """Begin an analysis, or go on with one of the same settings; one without checkpoints gives way to one with them.
+
+        Raises:
+            StoreError: the folder holds an analysis with other settings.
+        """
+        if self.exists and (former := self.meta()) != meta:
+            if former.scored or not meta.scored or former.source != meta.source:
+                raise StoreError(
+                    f"{self.folder} holds an analysis with other settings",
+                    do="name another folder with --out, or delete this one",
+                )
+            for file in self._steps.glob("step_*.parquet"):
+                file.unlink()
+        self.write_meta(meta, tokenizer)
 
     def write_meta(self, meta: Meta, tokenizer: Path | None) -> None:
         """Write what the analysis is about, and a copy of the tokenizer."""

@@ -15,7 +15,7 @@ import pytest
 
 from credit_inspector import pipeline
 from credit_inspector.checks import recorded_fits
-from credit_inspector.errors import FormatError, UsageError
+from credit_inspector.errors import FormatError, StoreError, UsageError
 from credit_inspector.store import Store
 from credit_inspector.trainers.opening import open_run
 from places import SAMPLE
@@ -112,3 +112,14 @@ def test_one_bad_rollout_among_good_ones_is_counted_and_shown(tmp_path: Path) ->
     table, _ = store.read_step(1)
     assert table.n_rows == 4
     assert any(p.kind == "torn-line" for p in table.problems)
+
+
+def test_other_settings_do_not_mix_with_an_analysis_that_is_there(tmp_path: Path) -> None:
+    def options(**changes: object) -> pipeline.Options:
+        return pipeline.Options(steps=(1,), columns=("sum_p2/policy", "advantage"), **changes)
+
+    light = pipeline.analyze(SAMPLE, tmp_path, options(score=False))
+    assert not light.read_step(1)[0].has("sum_p2/policy")
+    assert pipeline.analyze(SAMPLE, tmp_path, options()).read_step(1)[0].has("sum_p2/policy")
+    with pytest.raises(StoreError, match="other settings"):
+        pipeline.analyze(SAMPLE, tmp_path, options(algorithm="verl-0.9.1/grpo"))

@@ -141,6 +141,25 @@ def test_every_kind_of_block_has_a_way_to_be_drawn(app_modules: None) -> None:
     assert missing == []
 
 
+def test_odd_blocks_are_drawn_and_hostile_words_of_a_chart_are_text() -> None:
+    def page(folder: str, hostile: str) -> None:
+        import sys
+
+        sys.path.insert(0, folder)
+        from credit_inspector.panel import Chart, Grid, Panel, Series, Tiles
+        from draw import Navigator, draw
+
+        series = Series(hostile, [1.0, 2.0, 3.0], [1.0, None, float("nan")])
+        chart = Chart(hostile, hostile, hostile, (series, series), ((0.0, 30.0, hostile),))
+        draw(Panel("Odd", (Tiles(()), Grid(hostile, ("a",), ()), chart)), Navigator(lambda link: (None, {})))
+
+    at = AppTest.from_function(page, args=(str(APP), HOSTILE), default_timeout=60).run()
+    assert not at.exception
+    (chart,) = at.get("plotly_chart")
+    assert "&lt;img" in chart.proto.spec.replace("\\u003c", "<")
+    assert "<img" not in chart.proto.spec.replace("\\u003c", "<")
+
+
 def test_safe_text_reads_the_same(app_modules: None) -> None:
     from words import headline, safe
 
