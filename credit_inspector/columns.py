@@ -15,7 +15,7 @@ missing column with the reason, never a zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
@@ -194,8 +194,3 @@ _ASK = {
     "spans": "the text is not known, so there are no spans; give a tokenizer or a checkpoint",
     "models": "no checkpoint is at hand; give one with --policy",
 }
-
-
-def renamed(spec: ColumnSpec, **changes: Any) -> ColumnSpec:
-    """A copy of a spec with fields changed (one function serves several roles)."""
-    return replace(spec, **changes)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from credit_inspector.algorithms.presets import preset
 from credit_inspector.checks import run_checks
 from credit_inspector.columns import ColumnSpec, Inputs, compute, order
 from credit_inspector.credit import credits
-from credit_inspector.errors import CreditInspectorError, UsageError
+from credit_inspector.errors import UsageError
 from credit_inspector.metrics import metrics
 from credit_inspector.panel import Finding
 from credit_inspector.rollout import CheckpointAt, Run, Step
@@ -282,21 +282,3 @@ def _same_text(a: TokenTable, b: TokenTable) -> bool:
         and ids(a) == ids(b)
         and (a.algorithm and a.algorithm.temperature) == (b.algorithm and b.algorithm.temperature)
     )
-
-
-def with_columns(options: Options, names: Iterable[str]) -> Options:
-    """The same options for a few columns only."""
-    return replace(options, columns=tuple(names))
-
-
-__all__ = [
-    "CreditInspectorError",
-    "Options",
-    "analyze",
-    "check",
-    "default_folder",
-    "in_memory",
-    "known_columns",
-    "open_store",
-    "with_columns",
-]

@@ -12,7 +12,7 @@ Letters: ``N`` rollouts, ``T`` tokens of all of them. Example, two rollouts of 3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -237,10 +237,6 @@ class TokenTable:
     def trained(self, values: ArrayLike) -> Floats:
         """``[T]`` → ``[T]``: NaN where the token is not trained."""
         return np.where(self.loss_mask, np.asarray(values, dtype=np.float64), np.nan)
-
-    def rows_where(self, keep: Callable[[Rollout], bool]) -> Iterator[int]:
-        """The rows whose rollout passes."""
-        return (i for i, rollout in enumerate(self.rollouts) if keep(rollout))
 
 
 def _mask(rollout: Rollout) -> NDArray[np.bool_]:

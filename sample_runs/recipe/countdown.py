@@ -229,7 +229,7 @@ def _match(text: str, at: int, patterns: Sequence[tuple[str, re.Pattern[str]]]) 
 def _patterns(templates: Templates) -> list[tuple[str, re.Pattern[str]]]:
     found = [
         ("answer", re.compile(r"<answer>[^<]*</answer>")),
-        ("work", re.compile(rf"{_EQUATION}(?:, {_EQUATION})*\.")),
+        ("work", re.compile(rf"{_EQUATION}(?:, {_EQUATION})+\.")),
     ]
     for kind, languages in templates.items():
         for text in (text for texts in languages.values() for text in texts):
