@@ -133,6 +133,7 @@ class _Work:
             algorithm=self.algorithm,
             checkpoints=given or beside,
             scored=self._can_score,
+            columns=tuple(self.options.columns),
             notes=tuple(self.notes),
         )
 

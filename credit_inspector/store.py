@@ -67,12 +67,14 @@ class Meta:
     """What was asked for by role, as the user would name it."""
     scored: bool = False
     """Whether checkpoints were run."""
+    columns: tuple[str, ...] = ()
+    """What it was limited to; empty for every column."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A plain mapping."""
         plain = dataclasses.asdict(self)
-        return {"schema_version": SCHEMA_VERSION, **plain, "notes": list(self.notes)}
+        return {"schema_version": SCHEMA_VERSION, **plain}
 
 
 class Store:
@@ -143,7 +145,14 @@ class Store:
         if data.pop("schema_version", None) != SCHEMA_VERSION:
             raise StoreError(f"{self.folder} was written by another version", do="analyze the run again")
         rule = data.pop("algorithm")
-        return Meta(**{**data, "notes": tuple(data["notes"]), "algorithm": Algorithm.from_json(rule) if rule else None})
+        return Meta(
+            **{
+                **data,
+                "notes": tuple(data["notes"]),
+                "columns": tuple(data["columns"]),
+                "algorithm": Algorithm.from_json(rule) if rule else None,
+            }
+        )
 
     def write_findings(self, findings: Sequence[Finding]) -> None:
         """Write what the checks concluded."""

@@ -38,7 +38,7 @@ def ranked(table: TokenTable) -> list[int]:
     """Rows in the order in which they are worth reading: right answers with the most paid on unearned tokens first."""
     column = pay_column(table)
     if not column or not table.has("credit/unearned"):
-        return sorted(range(table.n_rows), key=lambda row: (-np.nan_to_num(table.reward[row]), row))
+        return sorted(range(table.n_rows), key=lambda row: (np.isnan(table.reward[row]), -table.reward[row], row))
     pay = table.values(column)
     on_unearned = np.where((table.values("credit/unearned") == 1) & (pay > 0), pay, 0.0)
     paid = table.sum_by_row(on_unearned) * right(table)

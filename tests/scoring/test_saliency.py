@@ -31,6 +31,24 @@ def test_a_step_equals_one_backward_pass_for_each_response(model, models_of, ste
     assert np.isnan(found[table.slice(2)]).all()
 
 
+def test_captum_says_the_same(tiny, models_of, step, cut):
+    """Captum's audited gradient × input over ``inputs_embeds``, summed over the embedding."""
+    attr = pytest.importorskip("captum.attr")
+    table, model = step(), tiny("llama")
+    found = saliency(models_of(policy=model), table, cut(table, *ANSWERS))[table.slice(0)]
+    rollout = table.rollouts[0]
+    ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.response_ids])).long()
+    p = len(rollout.prompt_ids)
+
+    def answer(embedded):
+        log_p = model(inputs_embeds=embedded, use_cache=False).logits.log_softmax(-1)
+        return sum(log_p[:, p + t - 1, ids[p + t]] for t in range(5, 8))
+
+    leaf = model.get_input_embeddings()(ids)[None].detach().requires_grad_()
+    captum = attr.InputXGradient(answer).attribute(leaf).sum(-1)[0, p:].detach().numpy()
+    np.testing.assert_allclose(found, captum, atol=2e-5 * max(1, np.abs(captum).max()))
+
+
 def test_nothing_from_the_last_answer_token_on_matters(model, models_of, step, cut):
     table = step()
     found = saliency(models_of(policy=model), table, cut(table, *ANSWERS))[table.slice(0)]
