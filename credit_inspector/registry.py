@@ -13,14 +13,26 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from credit_inspector.errors import UsageError
 
 T = TypeVar("T")
+
+
+def settings_of(function: Callable[..., Any]) -> dict[str, float]:
+    """A plug-in's own settings with their defaults: the keyword-only parameters of its function."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def chosen(settings: Mapping[str, float], known: Mapping[str, float]) -> dict[str, float]:
+    """Those of the given settings that a plug-in knows."""
+    return {name: value for name, value in settings.items() if name in known}
 
 
 class Registry(Generic[T]):

@@ -1,25 +1,50 @@
 """Advantage estimators: rewards → one advantage per token.
 
 To add one, drop a file in that decorates a function with ``@estimator``. It gets the step's table and the run's algorithm and
-returns ``[T]``: NaN where no advantage can be computed (no reward, no group), 0 for a group without spread.
+returns ``[T]``: NaN where no advantage can be computed (no reward, no group), 0 for a group without spread. What it takes
+beyond the fields of ``Algorithm`` are its keyword-only parameters, filled from ``Algorithm.settings``::
+
+    @estimator("gpg", words="reward − group mean, scaled")
+    def gpg(table, algorithm, *, f_norm=1.0): ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from credit_inspector.algorithm import Algorithm
-from credit_inspector.registry import Registry
+from credit_inspector.registry import Registry, chosen, settings_of
 from credit_inspector.table import Floats, TokenTable
 
-Estimator = Callable[[TokenTable, Algorithm], Floats]
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An advantage estimator; call it with a step's table and a rule."""
+
+    name: str
+    words: str
+    """The rule in a few words, to stand beside every advantage; empty where ``Algorithm``'s fields say it better."""
+    settings: Mapping[str, float]
+    """Its own settings with their defaults."""
+    make: Callable[..., Floats]
+
+    def __call__(self, table: TokenTable, algorithm: Algorithm) -> Floats:
+        """``[T]`` advantages."""
+        return self.make(table, algorithm, **chosen(algorithm.settings, self.settings))
+
 
 estimators: Registry[Estimator] = Registry("advantages", __name__)
 
 
-def estimator(name: str) -> Callable[[Estimator], Estimator]:
+def estimator(name: str, *, words: str = "") -> Callable[[Callable[..., Floats]], Callable[..., Floats]]:
     """Put an estimator in under its name in ``Algorithm.advantage``."""
-    return lambda function: estimators.add(name, function)
+
+    def put(function: Callable[..., Floats]) -> Callable[..., Floats]:
+        estimators.add(name, Estimator(name, words, settings_of(function), function))
+        return function
+
+    return put
 
 
 __all__ = ["Estimator", "estimator", "estimators"]

@@ -44,6 +44,8 @@ def pushed(table: TokenTable, algorithm: Algorithm, advantage: Floats, weight: F
         log_ratio=_clean(table, log_ratio.values),
         advantage=_clean(table, advantage),
         weight=_clean(table, weight),
+        rollout=_clean(table, table.values("logprob/rollout") if table.has("logprob/rollout") else _unknown(table).values),
+        kept=table.loss_mask,
     )
     push = loss(inputs)
     if missing and not np.isfinite(push.coefficient).any():

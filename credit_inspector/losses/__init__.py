@@ -1,19 +1,21 @@
 """Policy losses in closed form: how hard a loss pushes each token's log-probability.
 
 To add one, drop a file in that decorates a function with ``@loss``. It gets a ``LossInputs`` and returns a ``Push``.
-The law of the kind (``tests/contracts``): the coefficient equals autograd of the loss written the long way.
+What it takes beyond the fields of ``Algorithm`` are its keyword-only parameters, filled from ``Algorithm.settings``.
+The law of the kind (``tests/losses``): the coefficient equals autograd of the loss written the long way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from credit_inspector.algorithm import Algorithm
-from credit_inspector.registry import Registry
+from credit_inspector.registry import Registry, chosen, settings_of
 from credit_inspector.table import Floats, TokenTable
 
 
@@ -28,10 +30,16 @@ class LossInputs:
     old: Floats
     """The same under the weights that sampled it (trainer's forward)."""
     log_ratio: Floats
-    """``logprob − old``; 0 by construction, even without log-probs, where one update trains on a batch."""
+    """The log of the ratio at the rule's ``ratio_level``: ``logprob − old``, or its mean or sum over the response, on each of its
+    tokens; 0 by construction, even without log-probs, where one update trains on a batch."""
     advantage: Floats
     weight: Floats
-    """The aggregation's weight of each token in the loss."""
+    """The aggregation's weight of each token in the loss, times the constants that a rule puts before it (rollout correction,
+    entropy mask, off-policy mask)."""
+    rollout: Floats
+    """log π of the sampled token as the sampling engine gave it; NaN where nobody recorded it."""
+    kept: NDArray[np.bool_]
+    """Trained, and not left out by the rule (dead group, truncated, rejected)."""
 
     @property
     def ratio(self) -> Floats:
@@ -52,16 +60,36 @@ class Push:
     clipped: NDArray[np.int8]
     """``[T]`` 0 no; +1 cut (CISPO: held) at the upper bound; −1 at the lower; 2 by dual clip or delta; 3 by a log-ratio
     clamp. A token with advantage 0 is never clipped, and one without a coefficient has code 0."""
+    through: Literal["ratio", "logprob"] = "ratio"
+    """What carries the gradient: the ratio, so that one ratio for a response sends its push to all tokens of it; or each
+    token's own log-probability, with the ratio a constant."""
 
 
-PolicyLoss = Callable[[LossInputs], Push]
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """A policy loss; call it with its inputs."""
+
+    name: str
+    settings: Mapping[str, float]
+    """Its own settings with their defaults."""
+    push: Callable[..., Push]
+
+    def __call__(self, inputs: LossInputs) -> Push:
+        """What it does to each token."""
+        return self.push(inputs, **chosen(inputs.algorithm.settings, self.settings))
+
 
 losses: Registry[PolicyLoss] = Registry("losses", __name__)
 
 
-def loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
+def loss(name: str) -> Callable[[Callable[..., Push]], Callable[..., Push]]:
     """Put a policy loss in under its name in ``Algorithm.loss``."""
-    return lambda function: losses.add(name, function)
+
+    def put(function: Callable[..., Push]) -> Callable[..., Push]:
+        losses.add(name, PolicyLoss(name, settings_of(function), function))
+        return function
+
+    return put
 
 
 __all__ = ["LossInputs", "PolicyLoss", "Push", "loss", "losses"]

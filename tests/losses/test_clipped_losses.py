@@ -39,6 +39,8 @@ def push_of_log_ratio(log_ratio: Any, advantage: Any, **fields: Any) -> Push:
         log_ratio=log_ratio,
         advantage=advantage,
         weight=np.ones(n),
+        rollout=np.full(n, np.nan),
+        kept=table.loss_mask,
     )
     return losses[algorithm.loss](inputs)
 
