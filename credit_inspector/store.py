@@ -36,7 +36,7 @@ from credit_inspector.panel import Finding, Severity, TokenLink
 from credit_inspector.rollout import Problem, Rollout
 from credit_inspector.spans import SpanTable
 from credit_inspector.table import Column, Provenance, TokenTable
-from credit_inspector.text import whole
+from credit_inspector.text import to_json, whole
 from credit_inspector.tokens import Pieces, load_tokenizer, pieces
 
 SCHEMA_VERSION = 1
@@ -264,14 +264,14 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
     offsets = pa.array(table.offsets.astype(np.int32))
 
     def ragged(values: np.ndarray) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets, pa.array(values, from_pandas=False))
+        return pa.ListArray.from_arrays(offsets, pa.array(values, from_pandas=True))
 
     types = {"reward": pa.float64(), "advantage": pa.float64(), "policy_version": pa.int64(), "truncated": pa.bool_()}
     data: dict[str, Any] = {
         name: pa.array([_whole(getattr(r, name)) for r in table.rollouts], types.get(name, pa.string())) for name in _PLAIN
     }
-    data["rewards"] = pa.array([json.dumps(dict(r.rewards)) for r in table.rollouts], pa.string())
-    data["extra"] = pa.array([json.dumps(dict(r.extra), default=str) for r in table.rollouts], pa.string())
+    data["rewards"] = pa.array([to_json(r.rewards) for r in table.rollouts], pa.string())
+    data["extra"] = pa.array([to_json(r.extra) for r in table.rollouts], pa.string())
     data["prompt_ids"] = pa.array([r.prompt_ids for r in table.rollouts], pa.list_(pa.int32()))
     data["has_ids"] = pa.array([r.response_ids is not None for r in table.rollouts], pa.bool_())
     data["has_mask"] = pa.array([r.loss_mask is not None for r in table.rollouts], pa.bool_())

@@ -18,7 +18,6 @@ The same keys, one response a line with ``step`` and ``schema_version``, may als
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,10 +29,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.errors import CreditInspectorError, FormatError
 from credit_inspector.rollout import CheckpointAt, Problem, Rollout, Run, Step
+from credit_inspector.text import to_json
 from credit_inspector.tokens import has_tokenizer
 from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, read_indexed, read_step
@@ -92,7 +93,7 @@ def write_header(
         "notes": list(notes),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    return _replace(folder / "record.json", lambda file: file.write_text(_json(header, indent=2) + "\n", "utf-8"))
+    return _replace(folder / "record.json", lambda file: file.write_text(to_json(header, indent=2) + "\n", "utf-8"))
 
 
 def write_step(folder: Path, step: Step) -> Path:
@@ -112,7 +113,7 @@ def write_jsonl(path: Path, steps: Iterable[Step]) -> Path:
     def write(file: Path) -> None:
         with file.open("w", encoding="utf-8") as lines:
             for step in steps:
-                lines.writelines(_json(_line(step.number, rollout)) + "\n" for rollout in step.rollouts)
+                lines.writelines(to_json(_line(step.number, rollout)) + "\n" for rollout in step.rollouts)
 
     return _replace(path, write)
 
@@ -140,19 +141,27 @@ def _table(step: Step) -> pa.Table:
         "rewards": (pa.map_(pa.string(), pa.float64()), [_map(row.rewards) for row in rows]),
         "advantage": (pa.float64(), [_finite(row.advantage) for row in rows]),
         "truncated": (pa.bool_(), [row.truncated for row in rows]),
-        "extra": (pa.large_string(), [_json(row.extra) if row.extra else None for row in rows]),
-        **{_stored_as(name): (pa.list_(pa.float32()), [_floats(row.columns.get(name)) for row in rows]) for name in names},
+        "extra": (pa.large_string(), [to_json(row.extra) if row.extra else None for row in rows]),
     }
-    schema = pa.schema([(name, kind) for name, (kind, _) in fields.items()], metadata=_metadata(step))
-    return pa.Table.from_arrays([pa.array(values, kind) for kind, values in fields.values()], schema=schema)
+    arrays = {name: pa.array(values, kind) for name, (kind, values) in fields.items()}
+    arrays |= {_stored_as(name): _ragged([row.columns.get(name) for row in rows]) for name in names}
+    return pa.table(arrays).replace_schema_metadata(_metadata(step))
+
+
+def _ragged(values: Sequence[NDArray[np.float32] | None]) -> pa.ListArray:
+    """Lists of numbers in which a missing one is null, as every reader of Parquet knows it."""
+    offsets = np.cumsum([0, *(0 if one is None else len(one) for one in values)]).astype(np.int32)
+    flat = np.concatenate([np.zeros(0, np.float32), *(np.asarray(one, np.float32) for one in values if one is not None)])
+    absent = pa.array([one is None for one in values], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, from_pandas=True), mask=absent)
 
 
 def _metadata(step: Step) -> dict[bytes, bytes]:
     found = {_VERSION_KEY: str(SCHEMA_VERSION).encode(), _STEP_KEY: str(step.number).encode()}
     if step.algorithm is not None:
-        found[_ALGORITHM_KEY] = _json(step.algorithm.to_json()).encode()
+        found[_ALGORITHM_KEY] = to_json(step.algorithm.to_json()).encode()
     if step.problems:
-        found[_PROBLEMS_KEY] = _json([[p.kind, p.message, p.where] for p in step.problems]).encode()
+        found[_PROBLEMS_KEY] = to_json([[p.kind, p.message, p.where] for p in step.problems]).encode()
     return found
 
 
@@ -180,31 +189,8 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _floats(values: Any) -> Any:
-    return None if values is None else np.asarray(values, dtype=np.float32)
-
-
 def _text(value: str | None) -> str | None:
     return None if value is None else HALF_PAIR.sub("\ufffd", value)
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    """JSON without NaN and without half surrogate pairs; what JSON has no word for becomes text."""
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {_text(str(key)): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if value is None or isinstance(value, bool | int):
-        return value
-    return _text(str(value))
 
 
 # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
