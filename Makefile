@@ -7,7 +7,7 @@ RECIPE := sample_runs/recipe
 # One thread a test worker: two workers on two cores are faster than two threads that wait for each other.
 PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
-.PHONY: demo test check types bench sample-run sample-score pictures wheel chromium clean
+.PHONY: demo test check types bench sample-run sample-score pictures manual wheel chromium clean
 
 demo: .venv/demo
 	$(BIN)/credit-inspector demo --out demo $(ARGS)
@@ -37,6 +37,9 @@ sample-score: .venv/dev
 
 pictures: .venv/dev chromium
 	$(BIN)/python tests/browser/pictures.py docs/pictures
+
+manual: .venv/dev
+	$(BIN)/python docs/console.py
 
 # Debian's package; the tests name its place.
 chromium:

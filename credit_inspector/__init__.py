@@ -22,15 +22,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from credit_inspector.algorithms.presets import preset, presets
     from credit_inspector.hooks.trl import attach
+    from credit_inspector.pipeline import assign
+    from credit_inspector.preview import what_if
     from credit_inspector.trainers.opening import open_run
 
 __version__ = "0.1.0"
 
 # Imported when first used: `--help` and the light core load neither torch nor pyarrow for them.
-_PUBLIC = {"attach": "credit_inspector.hooks.trl", "open_run": "credit_inspector.trainers.opening"}
+_PUBLIC = {
+    "assign": "credit_inspector.pipeline",
+    "attach": "credit_inspector.hooks.trl",
+    "open_run": "credit_inspector.trainers.opening",
+    "preset": "credit_inspector.algorithms.presets",
+    "presets": "credit_inspector.algorithms.presets",
+    "what_if": "credit_inspector.preview",
+}
 
-__all__ = ["__version__", "attach", "open_run"]
+__all__ = ["__version__", "assign", "attach", "open_run", "preset", "presets", "what_if"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from credit_inspector.credit import credits
 from credit_inspector.losses import losses
 from credit_inspector.metrics import metrics
 from credit_inspector.segmenters import segmenters
+from credit_inspector.shaping import shapings
 from credit_inspector.sinks import sinks
 from credit_inspector.trainers import readers
 from credit_inspector.views import views
@@ -17,6 +18,6 @@ from credit_inspector.views import views
 
 def catalogue() -> dict[str, list[str]]:
     """From kind to the names of its members."""
-    registries = (readers, checkpoint_formats, estimators, losses, metrics, credits, segmenters, checks, views, sinks)
+    registries = (readers, checkpoint_formats, estimators, losses, metrics, credits, segmenters, shapings, checks, views, sinks)
     found = {registry.kind: list(registry) for registry in registries}
     return {**found, "algorithms": list(presets())}

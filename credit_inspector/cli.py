@@ -167,6 +167,39 @@ def report(
         documents.show(store, out)
 
 
+@app.command(name="what-if")
+def what_if(  # noqa: PLR0917 - typer reads the options from the signature
+    run: RunPath,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A change; may be repeated.")] = None,
+    algorithm: Rule = None,
+    steps: Steps = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="How many of the most changed responses and tokens are shown.")] = 10,
+    show_keys: Annotated[bool, typer.Option("--list", help="Print what can be set, with its current value.")] = False,
+) -> None:
+    """Credit before and after another rule, reward, mask or weight: per token, per group and in sum."""
+    from credit_inspector import preview
+    from credit_inspector.reports import json as report_json
+    from credit_inspector.reports import terminal
+    from credit_inspector.whatif.panels import panels
+
+    changes = _pairs("--set", sets, "KEY=VALUE, such as length_penalty=0.001")
+    with _progress() as progress:
+        if show_keys:
+            shown = preview.listing(run, progress, algorithm)
+        else:
+            found = preview.what_if(
+                run, changes, algorithm=algorithm, steps=steps or (), tokens=False, top=top, progress=progress
+            )
+            shown = panels(found, top)
+    if not as_json:
+        terminal.show(shown, out)
+    elif show_keys:
+        typer.echo(report_json.render("What can be set", shown), nl=False)
+    else:
+        typer.echo(json.dumps(found.to_json(top), indent=1, ensure_ascii=False, allow_nan=False))
+
+
 @app.command(name="app")
 def serve(
     run: RunPath,
@@ -216,12 +249,16 @@ def plugins() -> None:
 
 
 def _mapping(pairs: list[str] | None) -> dict[str, str]:
+    return dict(_pairs("--map", pairs, "ours=theirs, such as reward=score"))
+
+
+def _pairs(option: str, pairs: list[str] | None, wanted: str) -> list[tuple[str, str]]:
     from credit_inspector.errors import UsageError
 
     split = [pair.partition("=") for pair in pairs or []]
     if bad := [left for left, sign, right in split if not (left and sign and right)]:
-        raise UsageError(f"--map {bad[0]!r} is not a pair", wanted="ours=theirs, such as reward=score")
-    return {left: right for left, _, right in split}
+        raise UsageError(f"{option} {bad[0]!r} is not a pair", wanted=wanted)
+    return [(left, right) for left, _, right in split]
 
 
 def _severity(name: str | None) -> int | None:

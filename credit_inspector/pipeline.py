@@ -19,7 +19,7 @@ from credit_inspector.credit import credits
 from credit_inspector.errors import UsageError
 from credit_inspector.metrics import metrics
 from credit_inspector.panel import Finding
-from credit_inspector.rollout import CheckpointAt, Run, Step
+from credit_inspector.rollout import CheckpointAt, Rollout, Run, Step
 from credit_inspector.segmenters import segmenters
 from credit_inspector.spans import SpanTable
 from credit_inspector.store import Meta, Store
@@ -78,6 +78,43 @@ def analyze(source: Path, folder: Path, options: Options, progress: Progress | N
 def in_memory(run: Run, options: Options, number: int) -> tuple[TokenTable, SpanTable | None]:
     """One step of a run, computed and not stored: for notebooks and tests."""
     return _Work(run, options, lambda *_: None).step(number)
+
+
+def assign(
+    source: Path | str | Run | Sequence[Rollout], algorithm: Algorithm | str | None = None, *, step: int | None = None
+) -> TokenTable:
+    """One step with its assigned credit, from what is recorded; no model runs. For notebooks.
+
+    ::
+
+        table = assign("run", "trl-1.16.0/dapo", step=120)
+        table.values("credit/coefficient")          # [T]
+        table.columns["advantage"].note             # the rule, in words
+
+    Args:
+        source: a run by path or opened, or rollouts.
+        algorithm: the rule or a preset's name; the run's own when not given.
+        step: which one; the first when not given.
+
+    Raises:
+        UsageError: no preset of that name, or a step that is not in the run.
+        FormatError: the run cannot be read.
+    """
+    given = preset(algorithm) if isinstance(algorithm, str) else algorithm
+    if isinstance(source, Path | str):
+        source = open_run(Path(source), ReadOptions())
+    if isinstance(source, Run):
+        options = Options(steps=() if step is None else (step,), score=False)
+        work = _Work(source, options, lambda *_: None)
+        read = work.read(work.steps[0])
+        table = TokenTable.from_rollouts(read.number, read.rollouts, problems=read.problems)
+        table.algorithm = given or read.algorithm or work.algorithm
+    else:
+        table = TokenTable.from_rollouts(step or 0, source, algorithm=given)
+    specs = known_columns()
+    wanted = [name for name, spec in specs.items() if spec.family == "assigned" and "models" not in spec.needs]
+    compute(Inputs(table, algorithm=table.algorithm), wanted, specs)
+    return table
 
 
 def open_store(path: Path, progress: Progress | None = None, options: Options | None = None) -> Store:
@@ -140,7 +177,7 @@ class _Work:
     def step(self, number: int) -> tuple[TokenTable, SpanTable | None]:
         """Read, score and judge one step."""
         self.progress(f"step {number}: reading", self.steps.index(number), len(self.steps))
-        step = self._tokenised(self.run.read(number))
+        step = self.read(number)
         table = TokenTable.from_rollouts(
             number, step.rollouts, algorithm=step.algorithm or self.algorithm, problems=step.problems
         )
@@ -178,8 +215,9 @@ class _Work:
             raise UsageError(f"step {absent[0]} is not in the run", wanted=f"one of {', '.join(map(str, there))}")
         return tuple(asked) or there
 
-    def _tokenised(self, step: Step) -> Step:
-        """Text-only rollouts get their ids once; without a tokenizer they lose what cannot be aligned, and it is said."""
+    def read(self, number: int) -> Step:
+        """A step's rollouts; text-only ones get their ids once, or lose what cannot be aligned without them, and it is said."""
+        step = self.run.read(number)
         if all(r.response_ids is not None and r.prompt_ids is not None for r in step.rollouts):
             return step
         return tokenised(step, load_tokenizer(self.tokenizer) if self.tokenizer else None)

@@ -152,7 +152,17 @@ class TokenTable:
     @cached_property
     def trained_lengths(self) -> NDArray[np.int64]:
         """``[N]`` trained tokens of each rollout."""
-        return self.sum_by_row(self.loss_mask.astype(np.float64)).astype(np.int64)
+        return self.sum_by_row(self.loss_mask).astype(np.int64)
+
+    @cached_property
+    def n_trained(self) -> int:
+        """How many tokens are trained."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    @cached_property
+    def nan_outside(self) -> Floats:
+        """``[T]`` 0 where the token is trained, NaN elsewhere: adding it is the fastest way to leave masked tokens out."""
+        return np.where(self.loss_mask, 0.0, np.nan)
 
     @cached_property
     def group(self) -> NDArray[np.int64]:
@@ -218,8 +228,15 @@ class TokenTable:
 
     def sum_by_row(self, values: ArrayLike) -> Floats:
         """``[T]`` → ``[N]``: the sum over each rollout; an empty rollout sums to 0."""
-        flat = np.asarray(values, dtype=np.float64)
-        return np.bincount(self.row, weights=flat, minlength=self.n_rows).astype(np.float64)
+        flat = np.asarray(values)
+        if flat.dtype != np.bool_:
+            flat = flat.astype(np.float64, copy=False)
+        total = np.zeros(self.n_rows)
+        filled = self.lengths > 0
+        # A segment of length 0 would make ``reduceat`` give the next one's first value.
+        if filled.any():
+            total[filled] = np.add.reduceat(flat, self.offsets[:-1][filled], dtype=np.float64)
+        return total
 
     def mean_by_row(self, values: ArrayLike, where: NDArray[np.bool_] | None = None) -> Floats:
         """``[T]`` → ``[N]``: the mean over each rollout's tokens that are finite (and in ``where``); NaN where none is."""

@@ -13,13 +13,13 @@ Values stay per token; only the text is shared. Joined, the text equals the deco
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from credit_inspector.errors import FormatError, MissingExtra
 
@@ -111,6 +111,21 @@ def special(tokenizer: Tokenizer, ids: Sequence[int] | NDArray[np.int32]) -> NDA
     """``[L]`` true where the token is a special one such as ``<eos>``: trained, yet often left out of dumped text."""
     marked = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     return np.isin(np.asarray(ids, dtype=np.int64), marked)
+
+
+def until_end(ids: ArrayLike, ends: Collection[int]) -> NDArray[np.bool_]:
+    """``[…, L]`` true up to and with a sequence's first end id, false after it; true throughout where none ends it.
+
+    The end is a sampled action and keeps its credit; what repeats it afterwards is fill. Models stop on any of several ids
+    (``generation_config.eos_token_id``), so all of them count. As verl 0.9.1 ``torch_functional.get_response_mask``.
+    """
+    end = np.isin(np.asarray(ids), list(ends))
+    return np.asarray(np.cumsum(end, axis=-1) - end == 0)
+
+
+def has_end(ids: ArrayLike, ends: Collection[int]) -> NDArray[np.bool_]:
+    """``[…]`` whether a sequence of ``[…, L]`` holds an end id; one that does not was cut off."""
+    return np.asarray(np.isin(np.asarray(ids), list(ends)).any(axis=-1))
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> str:

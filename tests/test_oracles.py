@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from oracles import VECTORS, Checks, Vector, advantages, attribution, losses, metrics, shaping
+from oracles import VECTORS, Checks, Vector, advantages, attribution, losses, metrics, returns, shaping, weights
 
 CHECKS: Checks = {
     **advantages.CHECKS,
+    **returns.CHECKS,
     **losses.CHECKS,
+    **weights.CHECKS,
     **metrics.CHECKS,
     **shaping.CHECKS,
     **attribution.CHECKS,

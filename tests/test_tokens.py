@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from credit_inspector.errors import FormatError
-from credit_inspector.tokens import encode, load_tokenizer, pieces, special, token_bytes
+from credit_inspector.tokens import encode, has_end, load_tokenizer, pieces, special, token_bytes, until_end
 
 
 def byte_level() -> Tokenizer:
@@ -170,3 +170,24 @@ def test_older_files_are_converted(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     assert "".join(pieces(load_tokenizer(tmp_path), encode(load_tokenizer(tmp_path), "hello 世")).text) == "hello 世"
+
+
+def test_the_first_end_keeps_its_credit_and_what_repeats_it_is_fill() -> None:
+    assert until_end([5, 6, 2, 2, 2], [2]).tolist() == [True, True, True, False, False]
+    assert until_end([5, 6, 7], [2]).all()
+    assert until_end([], [2]).shape == (0,)
+
+
+def test_any_of_several_end_ids_ends() -> None:
+    assert has_end([[4, 5, 7], [4, 5, 9], [4, 5, 6]], [9, 7]).tolist() == [True, True, False]
+    assert until_end([4, 7, 9, 5], {9, 7}).tolist() == [True, True, False, False]
+    assert not has_end([], [9])
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=6, max_size=6), max_size=4), st.sets(st.integers(0, 4)))
+def test_it_is_the_loop_up_to_the_first_end(rows: list[list[int]], ends: set[int]) -> None:
+    expected = []
+    for row in rows:
+        at = next((place for place, token in enumerate(row) if token in ends), len(row) - 1)
+        expected.append([place <= at for place in range(len(row))])
+    assert until_end(np.array(rows).reshape(-1, 6), ends).tolist() == expected

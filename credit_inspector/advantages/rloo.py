@@ -6,10 +6,11 @@ from credit_inspector.advantages import estimator
 from credit_inspector.advantages.reinforce import scalar_reward
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.algorithms.normalise import leave_one_out
+from credit_inspector.algorithms.words import in_words
 from credit_inspector.table import Floats, TokenTable
 
 
-@estimator("rloo")
+@estimator("rloo", words=in_words("rloo"))
 def rloo(table: TokenTable, algorithm: Algorithm) -> Floats:
     """``[T]`` R − mean of the others (Ahmadian et al. 2024, eq. 9), one value on all tokens of a response.
 

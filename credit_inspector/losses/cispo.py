@@ -21,4 +21,4 @@ def cispo(inputs: LossInputs) -> Push:
     clipped = np.zeros(len(ratio), np.int8)
     clipped[moves & (ratio < low)] = -1
     clipped[moves & (ratio > high)] = 1
-    return Push(-inputs.weight * inputs.advantage * np.clip(ratio, low, high) + 0.0, clipped, "logprob")
+    return Push(inputs.coefficient(np.clip(ratio, low, high), np.zeros(len(ratio), np.bool_)), clipped, "logprob")

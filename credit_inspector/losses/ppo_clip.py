@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from credit_inspector.losses import LossInputs, Push, loss
 
 
 @loss("ppo_clip")
-def ppo_clip(inputs: LossInputs) -> Push:
+def ppo_clip(inputs: LossInputs, *, log_ratio_max: float = math.inf) -> Push:
     """``[T]`` c = −w ρ A while the ratio is inside, exactly 0 where a bound cuts it (Schulman et al. 2017, eq. 7).
 
     =============  =====================================================  ==============================================
@@ -19,6 +21,7 @@ def ppo_clip(inputs: LossInputs) -> Push:
     2              A < 0 and ρ > dual_clip                                verl 0.9.1 ``compute_policy_loss_vanilla``
     2              ρ > delta, unless A < 0 and ρ is within the bounds     TRL 1.16.0 ``_compute_loss``
     3              log-ratio beyond its clamp and nothing above applies   verl 0.9.1, OpenRLHF 0.11.2
+    3              log-ratio above ``log_ratio_max``, the same            verl 0.9.1 ``compute_policy_loss_gspo``: 10
     =============  =====================================================  ==============================================
 
     All comparisons are strict. The exception in the second 2 is TRL's: for A < 0 the loss takes the larger of the two
@@ -29,16 +32,11 @@ def ppo_clip(inputs: LossInputs) -> Push:
     low, high = rule.ratio_bounds
     up, down = advantage > 0, advantage < 0
     clipped = np.zeros(len(ratio), np.int8)
-    if rule.log_ratio_clamp is not None:
-        clipped[(np.abs(inputs.log_ratio) > rule.log_ratio_clamp) & (up | down)] = 3
+    clipped[(inputs.beyond_clamp | (inputs.log_ratio > log_ratio_max)) & (up | down)] = 3
     if rule.delta is not None:
         clipped[(ratio > rule.delta) & (up | (down & (ratio > high)))] = 2
     if rule.dual_clip is not None:
         clipped[down & (ratio > rule.dual_clip)] = 2
     clipped[down & (ratio < low)] = -1
     clipped[up & (ratio > high)] = 1
-    # A cut token's ratio may be infinite, and an infinite factor times 0 is no number.
-    follows = np.where(clipped == 0, ratio, 0.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        coefficient = -inputs.weight * advantage * np.where(np.isnan(ratio), np.nan, follows) + 0.0
-    return Push(coefficient, clipped)
+    return Push(inputs.coefficient(ratio, clipped != 0), clipped)

@@ -7,61 +7,74 @@ own (``credit/kl_push.py``); these columns are the plain values, computed in flo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from credit_inspector.algorithm import KLEstimator
+from credit_inspector.algorithms.kl import kl_value
 from credit_inspector.columns import Made
 from credit_inspector.metrics import metric
 from credit_inspector.metrics.finite import finite_where_trained
+from credit_inspector.metrics.ratio import Known, policy_logprob
 from credit_inspector.table import Floats, TokenTable
 
-_NEEDS = ("table", "logprob/policy", "logprob/ref")
+_AFTER = ("logprob/policy", "logprob/old", "logprob/ref")
 
-
-def kl_value(estimator: KLEstimator, distance: Floats) -> Floats:
-    """``[T]`` the estimator at ``distance`` = log π − log π_ref.
-
-    ``low_var_kl`` is k3 with the clamps of verl 0.9.1 ``kl_penalty_forward``: the distance to ±20, the value to ±10.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        if estimator == "k1":
-            return distance
-        if estimator == "abs":
-            return np.abs(distance)
-        if estimator == "k2":
-            return 0.5 * distance**2
-        held = distance if estimator == "k3" else np.clip(distance, -20, 20)
-        value = np.expm1(-held) + held
-    return value if estimator == "k3" else np.minimum(value, 10)
+ENOUGH, CLEAR, ERRORS = 100, 0.05, 4
+"""A mean k1 is called negative from so many tokens on, below so many nats, and by so many standard errors."""
 
 
 @metric(
     "kl/k1",
     label="KL k1",
-    needs=_NEEDS,
+    needs=("table",),
+    after=_AFTER,
     unit="nats",
     scope="token",
     family="policy",
     sign="+ more likely than under the reference, − less likely",
 )
-def k1(table: TokenTable, policy: Floats, reference: Floats) -> Made:
+def k1(table: TokenTable) -> Made:
     """Estimates KL by log π − log π_ref of the sampled token; may be negative on single tokens (Schulman 2020)."""
-    return _column(table, policy, reference, "k1")
+    made = _column(table, "k1")
+    return replace(made, note="; ".join(filter(None, (made.note, _below_zero(np.asarray(made.values))))))
 
 
-@metric("kl/k2", label="KL k2", needs=_NEEDS, unit="nats", scope="token", family="policy")
-def k2(table: TokenTable, policy: Floats, reference: Floats) -> Made:
+@metric("kl/k2", label="KL k2", needs=("table",), after=_AFTER, unit="nats", scope="token", family="policy")
+def k2(table: TokenTable) -> Made:
     """Estimates KL by ½ (log π − log π_ref)² of the sampled token; biased, never negative (Schulman 2020)."""
-    return _column(table, policy, reference, "k2")
+    return _column(table, "k2")
 
 
-@metric("kl/k3", label="KL k3", needs=_NEEDS, unit="nats", scope="token", family="policy")
-def k3(table: TokenTable, policy: Floats, reference: Floats) -> Made:
+@metric("kl/k3", label="KL k3", needs=("table",), after=_AFTER, unit="nats", scope="token", family="policy")
+def k3(table: TokenTable) -> Made:
     """Estimates KL by π_ref/π − 1 − log(π_ref/π) of the sampled token; unbiased, never negative (Schulman 2020)."""
-    return _column(table, policy, reference, "k3")
+    return _column(table, "k3")
 
 
-def _column(table: TokenTable, policy: Floats, reference: Floats, estimator: KLEstimator) -> Made:
+def reference_distance(table: TokenTable) -> Known:
+    """``[T]`` log π − log π_ref of the sampled tokens in float64, trained or not.
+
+    Raises:
+        MissingColumn: one of the two is neither recorded nor computed.
+    """
+    reference, policy = table.values("logprob/ref"), policy_logprob(table, table.algorithm)
     with np.errstate(invalid="ignore"):
-        distance = policy - reference
-    return finite_where_trained(table, kl_value(estimator, distance), f"estimator {estimator}")
+        return Known(policy.values - reference, policy.note)
+
+
+def _column(table: TokenTable, estimator: KLEstimator) -> Made:
+    distance = reference_distance(table)
+    return finite_where_trained(table, kl_value(estimator, distance.values), f"estimator {estimator}", distance.note)
+
+
+def _below_zero(distance: Floats) -> str:
+    """KL is never negative: a clearly negative mean says that the policy did not draw these samples."""
+    known = distance[np.isfinite(distance)]
+    if len(known) < ENOUGH or not known.mean() < -max(CLEAR, ERRORS * known.std() / np.sqrt(len(known))):
+        return ""
+    return (
+        f"mean {known.mean():.3g} over {len(known)} tokens: the policy scores its own samples below the reference; "
+        "check sampling settings, masks, temperature"
+    )

@@ -18,7 +18,7 @@ from credit_inspector.metrics import metric
 from credit_inspector.metrics.finite import finite_where_trained
 from credit_inspector.table import Floats, TokenTable
 
-_POLICY, _OLD = "logprob/policy", "logprob/old"
+_POLICY, _OLD, _ENGINE = "logprob/policy", "logprob/old", "logprob/rollout"
 
 
 class Known(NamedTuple):
@@ -46,12 +46,31 @@ def old_logprob(table: TokenTable, algorithm: Algorithm | None) -> Known:
     return _either(table, algorithm, _OLD, _POLICY)
 
 
+def reference_logprob(table: TokenTable, algorithm: Algorithm | None) -> Known:
+    """Log-probs under the policy that the rule's ratio refers to: the trainer's own before the update, or the sampling
+    engine's where the rule says so (``Algorithm.ratio_from``: prime-rl, verl's bypass mode).
+
+    Raises:
+        MissingColumn: nobody recorded them and they do not follow from the others.
+    """
+    if not _from_engine(algorithm):
+        return old_logprob(table, algorithm)
+    if not table.has(_ENGINE):
+        name = algorithm.name if algorithm else ""
+        raise MissingColumn(f"{_ENGINE} is not there, and {name} takes the ratio to the sampling engine's log-probs")
+    return Known(table.values(_ENGINE), "ratio to the sampling engine's log-probs")
+
+
 def update_log_ratio(table: TokenTable, algorithm: Algorithm | None) -> Known:
-    """The log-ratio log π − log π_old of every token.
+    """The log-ratio of every token: log π − log π_old, or to the sampling engine where the rule says so.
 
     Raises:
         MissingColumn: one of the two is missing and the rule does not make them equal.
     """
+    if _from_engine(algorithm):
+        policy, engine = policy_logprob(table, algorithm), reference_logprob(table, algorithm)
+        with np.errstate(invalid="ignore"):
+            return Known(policy.values - engine.values, "; ".join(note for note in (engine.note, policy.note) if note))
     if table.has(_POLICY) and table.has(_OLD):
         with np.errstate(invalid="ignore"):
             difference = table.values(_POLICY) - table.values(_OLD)
@@ -89,8 +108,10 @@ def log_ratio(table: TokenTable) -> Made:
 def ratio(table: TokenTable) -> Made:
     """Importance ratio π/π_old of the sampled token, unclipped; 1 at a batch's first update (Schulman et al. 2017)."""
     known = update_log_ratio(table, table.algorithm)
+    # A log-prob of minus infinity is a missing one (a sampler's cut-off), and no ratio of 0.
     with np.errstate(over="ignore"):
-        return finite_where_trained(table, np.exp(known.values), known.note)
+        values = np.where(np.isfinite(known.values), np.exp(known.values), np.nan)
+    return finite_where_trained(table, values, known.note)
 
 
 def _either(table: TokenTable, algorithm: Algorithm | None, wanted: str, other: str) -> Known:
@@ -103,6 +124,10 @@ def _either(table: TokenTable, algorithm: Algorithm | None, wanted: str, other: 
 
 def _rule(algorithm: Algorithm | None) -> str:
     return f"one update per batch ({algorithm.name}, {algorithm.source})" if algorithm else ""
+
+
+def _from_engine(algorithm: Algorithm | None) -> bool:
+    return algorithm is not None and algorithm.ratio_from == "rollout"
 
 
 def _one_update(algorithm: Algorithm | None) -> bool:

@@ -56,6 +56,9 @@ _SPELLINGS: Mapping[str, str] = {
         "generation_log_probs inference_logprobs logprobs log_probs"
     ),
     "entropy/policy": "entropy entropys entropies",
+    "value/old": "old_values values critic_values value_preds values_old old_value value",
+    "reward/token": "token_level_rewards token_rewards per_token_rewards",
+    "reward/token_score": "token_level_scores token_scores per_token_scores",
 }
 """Columns as others spell them, the surest first. Bare ``logprobs`` are the sampler's wherever trainers write them."""
 
@@ -127,7 +130,8 @@ def _check_names(mapping: Mapping[str, str]) -> None:
     for name in mapping:
         if name not in FIELDS and "/" not in name:
             near = difflib.get_close_matches(name, (*FIELDS, *_SPELLINGS), n=2, cutoff=0.5)
-            known = f"known: {', '.join(FIELDS)}, logprob/old, logprob/policy, logprob/ref, logprob/rollout"
+            columns = "logprob/old, logprob/policy, logprob/ref, logprob/rollout, value/old, reward/token"
+            known = f"known: {', '.join(FIELDS)}, {columns}"
             raise UsageError(f"--map {name}: no such name", do=f"did you mean {' or '.join(near)}?" if near else known)
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from credit_inspector.algorithms.beside import find
 from credit_inspector.errors import CreditInspectorError, FormatError
 from credit_inspector.rollout import Run
 from credit_inspector.trainers import ReadOptions, readers
@@ -40,14 +41,22 @@ def open_run(path: Path | str, options: ReadOptions | None = None) -> Run:
     if options.mapping:
         run = readers["mapped"](path, options)
         if run is not None:
-            return run
+            return _with_rule(run)
     here = list(_recognised(path, readers, options))
     inside = _inside(path, options, everything=not here)
     if not here and not inside:
         raise _unknown(path)
-    run = _best(path, here, inside)
+    run = _with_rule(_best(path, here, inside))
     unused = ("the mapping is not used: this format has fixed columns",) if options.mapping else ()
     return replace(run, notes=(*run.notes, *unused))
+
+
+def _with_rule(run: Run) -> Run:
+    """The run with the rule that a configuration beside it describes, where the trainer's own record names none."""
+    if run.algorithm is not None:
+        return run
+    found = find(run.path)
+    return replace(run, algorithm=found.algorithm, notes=(*run.notes, *found.notes))
 
 
 def _recognised(path: Path, names: Iterable[str], options: ReadOptions) -> Iterator[Run]:

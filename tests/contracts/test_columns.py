@@ -53,6 +53,7 @@ def masked_table(noise: float) -> TokenTable:
                 loss_mask=mask,
                 response_ids=np.arange(n, dtype=np.int32),
                 reward=float(rng.integers(0, 2)),
+                policy_version=0,
                 columns=columns,
             )
         )

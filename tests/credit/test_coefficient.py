@@ -6,6 +6,7 @@ dL/dlogπ itself. Batches are made up: ragged, with holes in the mask and with r
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -28,6 +29,11 @@ from credit_inspector.rollout import Rollout
 from credit_inspector.table import TokenTable
 
 SPECS = {spec.name: spec for registry in (metrics, credit_columns) for spec in registry.members()}
+VLLM = {
+    "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_max": 3.0,
+    "vllm_importance_sampling_clip_min": None,
+}
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo")
 
 
@@ -39,6 +45,7 @@ class OneProcess:
     sync_gradients = True
     gather = gather_for_metrics = staticmethod(lambda x: x)
     reduce = staticmethod(lambda x, reduction="sum": x)
+    pad_across_processes = staticmethod(lambda x, **_: x)
 
 
 def trainer(**settings_: Any) -> types.SimpleNamespace:
@@ -66,7 +73,10 @@ def trainer(**settings_: Any) -> types.SimpleNamespace:
         "num_iterations": 1,
         "args": types.SimpleNamespace(**args),
     }
-    return types.SimpleNamespace(**{**fields, **settings_})
+    stub = types.SimpleNamespace(**{**fields, **settings_})
+    stub.get_high_entropy_mask = functools.partial(GRPOTrainer.get_high_entropy_mask, stub)
+    stub.get_off_policy_mask = GRPOTrainer.get_off_policy_mask
+    return stub
 
 
 @dataclass
@@ -79,13 +89,16 @@ class Batch:
     old: np.ndarray | None
     ref: np.ndarray
     advantage: np.ndarray
+    entropy: np.ndarray | None = None
+    rollout_weight: np.ndarray | None = None
 
 
 def trl_gradient(stub: Any, batch: Batch, tokens: int | None = None) -> np.ndarray:
     """``[B, T]`` dL/dlogπ by autograd in float64, the masked places filled with harmless numbers."""
     keep = torch.tensor(batch.mask)
     policy = torch.tensor(np.where(batch.mask, batch.policy, -1.0), requires_grad=True)
-    stub._get_per_token_logps_and_entropies = lambda *a, **k: (policy, torch.ones_like(policy), None)
+    entropy = torch.ones_like(policy) if batch.entropy is None else torch.tensor(np.where(batch.mask, batch.entropy, 1.0))
+    stub._get_per_token_logps_and_entropies = lambda *a, **k: (policy, entropy, None)
     inputs = {
         "prompt_ids": torch.zeros(len(keep), 1, dtype=torch.long),
         "prompt_mask": torch.ones(len(keep), 1, dtype=torch.long),
@@ -97,6 +110,8 @@ def trl_gradient(stub: Any, batch: Batch, tokens: int | None = None) -> np.ndarr
     }
     if batch.old is not None:
         inputs["old_per_token_logps"] = torch.tensor(np.where(batch.mask, batch.old, -1.0))
+    if batch.rollout_weight is not None:
+        inputs["importance_sampling_ratio"] = torch.tensor(np.where(batch.mask, batch.rollout_weight, 1.0))
     GRPOTrainer._compute_loss(stub, None, inputs).backward()
     assert policy.grad is not None
     return policy.grad.numpy()
@@ -111,6 +126,8 @@ def table_of(batch: Batch, algorithm: Algorithm) -> TokenTable:
         "logprob/old": batch.old,
         "logprob/ref": batch.ref,
         "advantage": batch.advantage,
+        "entropy/policy": batch.entropy,
+        "rollout_weight": batch.rollout_weight,
     }
     rollouts = [
         Rollout(
@@ -173,6 +190,28 @@ def test_coefficient_is_the_gradient_of_trls_loss(
         batch,
         trainer(loss_type=loss_type, beta=beta, use_bias_correction_kl=corrected, delta=delta, epsilon_high=high, **more),
     )
+
+
+@pytest.mark.parametrize("loss_type", LOSSES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(batch=batches(), beta=st.sampled_from([0.0, 0.1]), level=st.sampled_from(["token", "sequence"]), data=st.data())
+def test_constants_before_the_loss_are_those_of_trl(
+    loss_type: str, batch: Batch, beta: float, level: str, data: st.DataObject
+) -> None:
+    """Entropy mask, off-policy mask and recorded weights multiply the policy's part, and neither the KL term nor a mean."""
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    spoil = data.draw(st.sampled_from([np.nan, np.inf, 0.0]))
+    entropy, weight = (random.exponential(1, batch.mask.shape).astype(np.float32).astype(float) for _ in range(2))
+    batch = replace(batch, entropy=np.where(batch.mask, entropy, spoil))
+    more: dict[str, Any] = {} if batch.old is None else {"num_iterations": 2}
+    if data.draw(st.booleans(), label="vllm"):
+        batch = replace(batch, rollout_weight=np.where(batch.mask, weight * (random.random(weight.shape) < 0.8), spoil))
+        more |= {"use_vllm": True, "vllm_importance_sampling_correction": True, **VLLM}
+    else:
+        more["off_policy_mask_threshold"] = data.draw(st.sampled_from([None, 0.0, 0.05, 0.5]), label="off-policy")
+    share = data.draw(st.sampled_from([1.0, 0.5, 0.2]), label="top_entropy_quantile")
+    stub = trainer(loss_type=loss_type, beta=beta, importance_sampling_level=level, top_entropy_quantile=share, **more)
+    assert_same_gradient(batch, stub)
 
 
 @settings(max_examples=25, deadline=None)
@@ -239,7 +278,7 @@ def test_a_dead_group_moves_through_the_kl_term_alone() -> None:
     assert 0.04 * k3 == pytest.approx(0.004261, abs=5e-7)
     assert kl == pytest.approx(-0.04 * (1 - np.exp(-0.5)))
     np.testing.assert_array_equal(whole, kl)
-    assert "only the KL term acts on 1 tokens" in table.columns["credit/coefficient"].note
+    assert "only the KL term acts on 1 token" in table.columns["credit/coefficient"].note
 
 
 def test_a_loss_of_zero_still_pushes() -> None:
@@ -314,7 +353,7 @@ def test_a_loss_sees_nothing_at_masked_places(monkeypatch: pytest.MonkeyPatch) -
         seen.append(inputs)
         return losses["reinforce"](inputs)
 
-    monkeypatch.setitem(losses._members, "probe", probe)
+    monkeypatch.setitem(losses._members, "probe", replace(losses["reinforce"], name="probe", push=probe))
     ones, mask = np.ones((1, 3)), np.array([[True, False, True]])
     table = table_of(Batch([3], mask, -ones, -ones, -ones, ones), replace(algorithm_of(trainer()), loss="probe"))
     columns(table, "credit/policy_push")

@@ -195,7 +195,7 @@ def test_clip_codes_and_their_counts() -> None:
     table = table_of([{"mask": [1, 1, 1, 1, 0, 1], "columns": columns}], rule)
     found = column(table, "clip")
     np.testing.assert_array_equal(found.values, [1, 0, 0, -1, np.nan, 2])
-    assert "of 5 tokens 1 at the upper bound, 1 at the lower bound, 1 by dual clip or delta" in found.note
+    assert "of 5 tokens 1 at the upper bound, 1 at the lower bound, 1 by dual clip, delta or a cap" in found.note
     outside = np.abs(table.values("logprob/policy") - table.values("logprob/old")) > np.log(1.2)
     assert outside[[0, 1, 2, 3]].all(), "outside the interval is another thing than clipped"
 

@@ -87,10 +87,10 @@ def test_a_ratio_beyond_float32_is_held_and_said_and_its_log_is_exact() -> None:
 
 
 def test_infinite_log_probs_are_left_out_and_counted() -> None:
-    table = table_of(policy=[-1.0, -np.inf, -1.0], old=[-np.inf, -np.inf, -1.0])
+    table = table_of(policy=[-1.0, -np.inf, -1.0, -np.inf], old=[-np.inf, -np.inf, -1.0, -1.0])
     ratio = column(table, "ratio")
-    np.testing.assert_array_equal(ratio.values, [np.nan, np.nan, 1])
-    assert "2 trained tokens left out" in ratio.note
+    np.testing.assert_array_equal(ratio.values, [np.nan, np.nan, 1, np.nan])
+    assert "3 trained tokens left out" in ratio.note
 
 
 # ── engine mismatch ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,6 +109,17 @@ def test_engine_mismatch_takes_the_policy_where_it_is_the_one_that_sampled() -> 
     np.testing.assert_allclose(found.values, [-0.02, 0.10, 0], atol=1e-6)
     assert "logprob/old is logprob/policy" in found.note
     assert column(table_of(policy=[-1], updates=1), "log_ratio/rollout").values is None
+
+
+def test_a_mismatch_that_matters_is_named_with_its_worst_token() -> None:
+    near = table_of(policy=[-1.02, -1.9, -0.1], old=[-1.02, -1.9, -0.1], rollout=[-1, -2, -0.1])
+    assert "above" not in column(near, "log_ratio/rollout").note
+    assert np.exp(near.columns["log_ratio/rollout"].values).mean() == pytest.approx(1.02846, abs=1e-5)
+    far = table_of(policy=[-1.02, -1.7, -0.1, 0], old=[-1.02, -1.7, -0.1, 0], rollout=[-1, -2, -0.1, -99], mask=[1, 1, 1, 0])
+    note = column(far, "log_ratio/rollout").note
+    assert "mean exp|difference| 1.123, above 1.05; largest difference 0.3 at token 1 of 0" in note
+    wild = column(table_of(policy=[0, 0], old=[-1000, 0], rollout=[0, 0]), "log_ratio/rollout").note
+    assert "mean exp|difference| beyond any float" in wild
 
 
 # ── KL ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -138,6 +149,22 @@ def test_one_token_with_an_astronomic_kl_is_finite_and_named() -> None:
     assert found.values[1] / found.values.sum() == 1
 
 
+def test_a_clearly_negative_mean_k1_is_said() -> None:
+    many = column(table_of(policy=[-2.0] * 200, ref=[-1.5] * 200), "kl/k1")
+    assert "mean -0.5 over 200 tokens: the policy scores its own samples below the reference" in many.note
+    rng = np.random.default_rng(0)
+    noisy = table_of(policy=np.full(200, -2.0), ref=-2 + rng.normal(0, 3, 200))
+    for table in (table_of(policy=[-2, -1], ref=[-1, -1.5]), noisy, table_of(policy=[-2.0] * 200, ref=[-2.01] * 200)):
+        assert "below the reference" not in column(table, "kl/k1").note
+
+
+def test_the_policy_is_the_one_that_sampled_where_only_that_was_recorded() -> None:
+    found = column(table_of(old=[-2, -1], ref=[-1, -1.5], updates=1), "kl/k1")
+    np.testing.assert_allclose(found.values, [-1, 0.5])
+    assert "logprob/policy is logprob/old" in found.note
+    assert column(table_of(old=[-2, -1], ref=[-1, -1.5], updates=4), "kl/k1").values is None
+
+
 def test_k3_of_a_small_distance_keeps_its_digits() -> None:
     distance = np.array([1e-4, -1e-4])
     np.testing.assert_allclose(kl_value("k3", distance), distance**2 / 2, rtol=1e-4)
@@ -147,3 +174,29 @@ def test_kl_without_a_reference_is_missing_with_the_reason() -> None:
     found = column(table_of(policy=[-1.0]), "kl/k3")
     assert found.values is None
     assert "logprob/ref is missing: no checkpoint is at hand" in found.note
+
+
+# ── surprisal ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_fill_values_are_in_no_sum_and_said() -> None:
+    table = table_of(policy=[-1, -2, 1, 1], ref=[-1.5, -2, 1, 1], mask=[1, 1, 0, 0])
+    assert np.nansum(column(table, "kl/k1").values) == pytest.approx(0.5)
+    assert np.nanmean(table.columns["kl/k1"].values) == pytest.approx(0.25)
+    found = column(table, "surprisal")
+    assert np.nansum(found.values) == pytest.approx(3)
+    assert "log-prob > 0 at masked positions (2) looks like a fill value" in found.note
+    assert "trained positions" not in found.note
+
+
+def test_a_trained_log_prob_above_0_is_said_and_rounding_is_not() -> None:
+    assert "log-prob > 0 at trained positions (1)" in column(table_of(policy=[-1, 0.5, 1e-6]), "surprisal").note
+    assert "log-prob > 0" not in column(table_of(policy=[-1, 0, 1e-6]), "surprisal").note
+
+
+def test_surprisal_is_the_entropy_only_on_average() -> None:
+    p = np.array([0.5, 0.3, 0.2])
+    values = column(table_of(policy=np.log(p)), "surprisal").values
+    assert values is not None
+    assert p @ values == pytest.approx(-(p @ np.log(p)), rel=1e-6)
+    assert len(set(values.tolist())) == 3

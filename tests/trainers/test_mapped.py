@@ -69,6 +69,24 @@ def test_mapping_is_guessed_and_shown(tmp_path: Path) -> None:
     assert one.extra == {"seed": 5}
 
 
+def test_a_critic_and_rewards_of_tokens(tmp_path: Path) -> None:
+    row = {"response": "4", "response_ids": [7, 2], "reward": 1, "values": [0.25, 0.5], "token_level_rewards": [0, 0.75]}
+    run = open_run(lines(tmp_path, row | {"token_level_scores": [0, 1]}))
+    one = run.read(0).rollouts[0]
+    assert run.columns == ("value/old", "reward/token", "reward/token_score")
+    assert one.columns["value/old"].tolist() == [0.25, 0.5]
+    assert one.columns["reward/token"].tolist() == [0, 0.75]
+    assert one.columns["reward/token_score"].tolist() == [0, 1]
+    assert (one.reward, one.rewards, one.extra) == (1.0, {}, {})
+
+
+def test_a_value_that_is_one_number_is_no_critic(tmp_path: Path) -> None:
+    run = open_run(lines(tmp_path, {"response": "4", "reward": 1, "value": 3, "values": "many", "token_reward": 0.5}))
+    one = run.read(0).rollouts[0]
+    assert run.columns == ()
+    assert (one.rewards, one.extra) == ({"token_reward": 0.5}, {"value": 3, "values": "many"})
+
+
 def test_given_mapping_comes_first(tmp_path: Path) -> None:
     file = lines(tmp_path, {"response": "raw", "final": {"text": "4"}, "reward": 0, "judge": {"score": 0.5}})
     run = open_run(file, ReadOptions({"reward": "judge.score", "response": "final.text"}))
