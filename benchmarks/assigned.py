@@ -185,7 +185,7 @@ def table_mask(table: TokenTable) -> Any:
 def trl(table: TokenTable) -> Callable[[], np.ndarray]:
     """TRL's ``GRPOTrainer._compute_loss`` under autograd; the advantages by the lines that it computes them with."""
     import torch
-    from trl import GRPOTrainer
+    from trl import GRPOTrainer  # type: ignore[attr-defined]
 
     mask = padded(table, table.loss_mask.astype(np.float32))
     policy, old = (padded(table, table.values(f"logprob/{name}")) for name in ("policy", "old"))

@@ -130,7 +130,7 @@ class Algorithm:
     horizon: float | None = None
     """The constant length of ``seq-mean-token-sum-norm`` (Dr. GRPO)."""
     horizon_is_width: bool = False
-    """The length is that of the longest response of the batch, prompt not counted (verl without ``loss_scale_factor``)."""
+    """Where no horizon is given, it is the length of the batch's longest response (verl without ``loss_scale_factor``)."""
     count_empty: bool = False
     """Whether responses without a trained token count in means over responses (TRL, and verl through its trainer: yes;
     verl's ``agg_loss`` called alone: no)."""

@@ -15,7 +15,7 @@ missing column with the reason, never a zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
@@ -69,6 +69,13 @@ class ColumnSpec:
     doc: str
     after: tuple[str, ...] = ()
     """Columns made first where they can be had; the function reads them from the table, or does without."""
+    after_where: Mapping[str, Callable[[Algorithm], bool]] = field(default_factory=dict)
+    """More of them, each for the rules that read it: what costs a forward pass is not made for the others."""
+
+    def first(self, algorithm: Algorithm | None) -> tuple[str, ...]:
+        """What is made before it under a rule."""
+        more = (name for name, reads in self.after_where.items() if algorithm is not None and reads(algorithm))
+        return (*self.needs, *self.after, *more)
 
     @property
     def diverging(self) -> bool:
@@ -98,6 +105,7 @@ def declare(
     provenance: Provenance = Provenance.DERIVED,
     cost: str = "",
     after: Sequence[str] = (),
+    after_where: Mapping[str, Callable[[Algorithm], bool]] | None = None,
 ) -> Callable[[Callable[..., ArrayLike | Made]], Callable[..., ArrayLike | Made]]:
     """The decorator behind ``@metric`` and ``@credit``: put the function's column into a registry."""
 
@@ -116,6 +124,7 @@ def declare(
             make=function,
             doc=doc,
             after=tuple(after),
+            after_where=after_where or {},
         )
         registry.add(name, spec)
         return function
@@ -123,7 +132,12 @@ def declare(
     return put
 
 
-def order(wanted: Iterable[str], specs: Mapping[str, ColumnSpec], there: Iterable[str] = ()) -> list[ColumnSpec]:
+def order(
+    wanted: Iterable[str],
+    specs: Mapping[str, ColumnSpec],
+    there: Iterable[str] = (),
+    algorithm: Algorithm | None = None,
+) -> list[ColumnSpec]:
     """The specs to run, each after what it needs; columns in ``there`` are not made again.
 
     A need that is neither there nor known stops nothing else: its column becomes a missing one, with the reason.
@@ -143,7 +157,7 @@ def order(wanted: Iterable[str], specs: Mapping[str, ColumnSpec], there: Iterabl
             raise MissingColumn(f"no column named {name!r}", wanted=f"one of {', '.join(sorted(specs))}")
         if name in path:
             raise MissingColumn(f"columns need each other in a circle: {' → '.join((*path, name))}")
-        for need in (*specs[name].needs, *specs[name].after):
+        for need in specs[name].first(algorithm):
             visit(need, (*path, name))
         done.add(name)
         ordered.append(specs[name])
@@ -163,7 +177,7 @@ def compute(
     """Make the wanted columns and what they need, into ``inputs.table``. A recorded column is never overwritten."""
     table = inputs.table
     there = [name for name, column in table.columns.items() if column.values is not None]
-    for spec in order(wanted, specs, there):
+    for spec in order(wanted, specs, there, inputs.algorithm):
         table.columns[spec.name] = _make(spec, inputs)
         if on_done:
             on_done(spec)

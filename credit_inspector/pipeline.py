@@ -187,7 +187,7 @@ class _Work:
         specs = known_columns()
         self._take_over(table, models, specs)
         wanted = self.options.columns or [name for name, spec in specs.items() if models or not _needs_models(spec, specs)]
-        todo = len(order(wanted, specs, [n for n, c in table.columns.items() if c.values is not None]))
+        todo = len(order(wanted, specs, [n for n, c in table.columns.items() if c.values is not None], table.algorithm))
         made = iter(range(1, todo + 1))
         compute(inputs, wanted, specs, on_done=lambda spec: self.progress(f"step {number}: {spec.label}", next(made), todo))
         for name in sorted(set(specs) - set(table.columns)):

@@ -17,6 +17,7 @@ from credit_inspector.table import Column, TokenTable
 
 FILL = ("credit/delivered", "credit/coefficient", "advantage")
 UNDERLINE = ("credit/earned", "credit/influence")
+ALWAYS = (*FILL, "weight", "ratio", "clip")
 PERCENTILE = 99.0
 
 
@@ -79,8 +80,18 @@ def _signals(table: TokenTable, row: int, prompt: int) -> list[Signal]:
     specs = known()
     order = {family: i for i, family in enumerate(("assigned", "earned", "realised", "policy"))}
     there = [(name, column.values) for name, column in table.columns.items() if column.values is not None]
+    there = [(name, values) for name, values in there if name in ALWAYS or _tells_tokens_apart(table, name, values)]
     signals = [_signal(table, name, values, specs.get(name), (row, prompt)) for name, values in there]
     return sorted(signals, key=lambda signal: (order[signal.family], signal.name))
+
+
+def _tells_tokens_apart(table: TokenTable, name: str, values: NDArray[np.float32]) -> bool:
+    """Whether a column has more than one number over the step, and says what no other one says: a strip of 40 is not read."""
+    inside = values[table.loss_mask]
+    inside = inside[np.isfinite(inside)]
+    if name == "advantage/recomputed" and table.has("advantage"):
+        return not np.allclose(values, table.values("advantage"), rtol=1e-3, atol=1e-4, equal_nan=True)
+    return not inside.size or bool(np.ptp(inside) > 0)
 
 
 def _signal(table: TokenTable, name: str, stored: NDArray[np.float32], spec: ColumnSpec | None, place: tuple[int, int]) -> Signal:

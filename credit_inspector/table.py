@@ -247,13 +247,22 @@ class TokenTable:
         mean: Floats = np.divide(total, count, out=np.full(self.n_rows, np.nan), where=count > 0)
         return mean
 
+    def range_by_row(self, values: Floats) -> tuple[Floats, Floats]:
+        """``[T]`` → ``[N]``, ``[N]``: the smallest and the largest number of each rollout, NaN left out; NaN where none is."""
+        filled = self.lengths > 0
+        ends = np.full((2, self.n_rows), np.nan)
+        if filled.any():
+            starts = self.offsets[:-1][filled]
+            ends[:, filled] = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+        return ends[0], ends[1]
+
     def to_tokens(self, by_row: ArrayLike) -> Floats:
         """``[N]`` → ``[T]``: each rollout's value on all of its tokens."""
         return np.repeat(np.asarray(by_row, dtype=np.float64), self.lengths)
 
     def trained(self, values: ArrayLike) -> Floats:
         """``[T]`` → ``[T]``: NaN where the token is not trained."""
-        return np.where(self.loss_mask, np.asarray(values, dtype=np.float64), np.nan)
+        return np.asarray(values, dtype=np.float64) + self.nan_outside
 
 
 def _mask(rollout: Rollout) -> NDArray[np.bool_]:

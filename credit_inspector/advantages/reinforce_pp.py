@@ -1,4 +1,4 @@
-"""REINFORCE++: the discounted return of each token, KL term included."""
+"""Monte-Carlo returns, and REINFORCE++, which whitens them: the discounted return of each token, KL term included."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from credit_inspector.algorithm import Algorithm
 from credit_inspector.table import Floats, TokenTable
 
 
+@estimator("returns", words="reward still to come")
 @estimator("reinforce_pp", words="reward still to come")
 def reinforce_pp(table: TokenTable, algorithm: Algorithm) -> Floats:
     """``[T]`` G_t = Σ_{k≥t} γ^{k−t} r_k of token rewards (Hu 2025, arXiv 2501.03262); NaN where not trained.

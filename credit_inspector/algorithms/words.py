@@ -13,6 +13,8 @@ _FIXED = {
 }
 _BASELINES = {"group": "group mean", "leave-one-out": "mean of the others in the group", "batch": "batch mean"}
 _DEVIATIONS = {"group": "group std", "leave-one-out": "std of the others in the group", "batch": "batch std"}
+_TOKEN_LEVEL = frozenset({"returns", "gae", "reinforce_pp", "traces"})
+_SLOTS = {"last-trained": "last trained", "last": "last", "after-last": "first untrained"}
 _KL = {
     "token-rewards": "KL of each token taken off its reward",
     "scalar": "KL of the response taken off its reward",
@@ -45,6 +47,9 @@ def whole_in_words(algorithm: Algorithm, words: str = "") -> str:
         ddof=algorithm.std_ddof,
         eps=algorithm.std_eps,
     )
+    if algorithm.advantage in _TOKEN_LEVEL:
+        said += f"; γ {algorithm.gamma:g}, λ {algorithm.lam:g}, reward on the {_SLOTS[algorithm.terminal]} token"
+        said += f", tokens that are not trained: {algorithm.observation}"
     if algorithm.kl_in_reward:
         said += f"; {_KL[algorithm.kl_in_reward_as]} with weight {algorithm.kl_in_reward:g}"
     if algorithm.whiten != "none":

@@ -31,10 +31,24 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 # Values of one response that differ by less are one number.
 _CONSTANT = 1e-6
 
+
+def _has_kl(rule: Algorithm) -> bool:
+    return bool(rule.kl_in_reward)
+
+
+def _has_token_baseline(rule: Algorithm) -> bool:
+    return rule.advantage in ("otb", "tir_otb")
+
+
 _advantage = partial(
     credit,
     needs=("table",),
-    after=("logprob/policy", "logprob/old", "logprob/ref"),
+    after_where={
+        "logprob/policy": lambda rule: _has_kl(rule) or _has_token_baseline(rule),
+        "logprob/old": lambda rule: _has_kl(rule) or _has_token_baseline(rule),
+        "logprob/ref": _has_kl,
+        "sum_p2/policy": _has_token_baseline,
+    },
     unit="1",
     scope="batch",
     family="assigned",
@@ -48,15 +62,12 @@ class _Recomputed(NamedTuple):
     rule: Algorithm | None
     values: Floats
     """``[T]`` NaN where the rule gives nothing."""
+    known: NDArray[np.bool_]
+    """``[T]`` where the rule gives a value."""
     by_row: Floats
     """``[N]`` the response's one advantage; NaN where there is none or its trained tokens have different ones."""
     why_not: str
     """What to say where no token has a value."""
-
-    @property
-    def known(self) -> NDArray[np.bool_]:
-        """``[T]`` where the rule gives a value."""
-        return np.isfinite(self.values)
 
 
 @_advantage("advantage", label="advantage")
@@ -69,7 +80,9 @@ def advantage(table: TokenTable) -> Made:
     found, recorded = _recompute(table), _recorded(table)
     if found.rule is not None and found.known.any():
         stands_in = np.isfinite(recorded) & ~_any_by_row(table, found.known)
-        values = np.where(table.to_tokens(stands_in) > 0, table.to_tokens(recorded), found.values)
+        values = found.values
+        if stands_in.any():
+            values = np.where(table.to_tokens(stands_in) > 0, table.to_tokens(recorded), values)
         notes = (*_notes(table, found.rule, found), _count(stands_in, "as recorded"))
         return finite_where_trained(table, values, *notes)
     if not np.isfinite(recorded).any():
@@ -95,7 +108,7 @@ def _recompute(table: TokenTable) -> _Recomputed:
             values, why_not = table.trained(estimators[rule.advantage](table, rule)), _why_nothing(table)
         except CreditInspectorError as error:
             why_not = str(error)
-    return _Recomputed(rule, values, _by_row(table, values), why_not)
+    return _Recomputed(rule, values, np.isfinite(values), _by_row(table, values), why_not)
 
 
 def _why_nothing(table: TokenTable) -> str:
@@ -112,11 +125,9 @@ def _recorded(table: TokenTable) -> Floats:
 
 def _by_row(table: TokenTable, values: Floats) -> Floats:
     """``[T]`` → ``[N]`` the value that all trained tokens of a response share, or NaN."""
-    mean = table.mean_by_row(values)
-    middle = table.to_tokens(mean)
+    low, high = table.range_by_row(values)
     with np.errstate(invalid="ignore"):
-        apart = np.abs(values - middle) > _CONSTANT * np.maximum(np.abs(middle), 1.0)
-    return np.where(_any_by_row(table, apart), np.nan, mean)
+        return np.where(high - low > _CONSTANT * np.maximum(np.abs(high), 1.0), np.nan, high)
 
 
 def _any_by_row(table: TokenTable, which: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -19,6 +19,7 @@ _NAMES = {1: "at the upper bound", -1: "at the lower bound", 2: "by dual clip, d
     label="clipped",
     needs=("table", "algorithm", "advantage", "weight"),
     after=("logprob/policy", "logprob/old", "logprob/rollout"),
+    after_where={"entropy/policy": lambda rule: rule.top_entropy_quantile < 1},
     unit="code",
     scope="batch",
     family="assigned",

@@ -34,7 +34,7 @@ def coefficient(table: TokenTable, algorithm: Algorithm, policy: Floats, kl: Flo
 
 def _notes(table: TokenTable, algorithm: Algorithm, policy: Floats, kl: Floats) -> Iterator[str]:
     yield algorithm.name
-    if only_kl := int(np.count_nonzero((policy == 0) & (kl != 0) & ~np.isnan(kl))):
+    if algorithm.kl_beta and (only_kl := int(np.count_nonzero((policy == 0) & (kl != 0) & ~np.isnan(kl)))):
         yield f"only the KL term acts on {_tokens(only_kl)}"
     if out := table.n_trained - int(np.count_nonzero(kept(table, algorithm))):
         yield f"the rule leaves {_tokens(out)} out, coefficient 0"

@@ -43,6 +43,6 @@ def delivered(table: TokenTable, algorithm: Algorithm, coefficient: Floats, logp
             f"at temperature {algorithm.temperature:g} there is no distribution to send credit to",
             wanted="a temperature above 0",
         )
-    inside = table.loss_mask
-    share = logit_share(np.where(inside, logprob, np.nan), np.where(inside, sum_p2, np.nan))
+    known = table.loss_mask & np.isfinite(logprob) & np.isfinite(sum_p2)
+    share = logit_share(np.where(known, logprob, np.nan), np.where(known, sum_p2, np.nan))
     return finite_where_trained(table, coefficient * share / algorithm.temperature)

@@ -47,22 +47,20 @@ def pushed(table: TokenTable, algorithm: Algorithm, advantage: Floats, weight: F
     loss = losses[algorithm.loss]
     log_ratio, missing = _or_unknown(update_log_ratio, table, algorithm)
     factor, said = loss_constants(table, algorithm, advantage, log_ratio.values, rollout=not loss.corrects)
-    correction = rollout_weights(table, algorithm) if loss.corrects else Known(np.ones(table.n_tokens))
-    inside = kept(table, algorithm)
+    correction = rollout_weights(table, algorithm) if loss.corrects else Known(np.broadcast_to(1.0, table.n_tokens))
+    clean = _Clean(table, kept(table, algorithm))
     with np.errstate(over="ignore", invalid="ignore"):
-        scale = weight * factor
-    token, gain, scale = (_clean(inside, values) for values in (log_ratio.values, advantage, scale))
+        token, gain, scale = clean(log_ratio.values), clean(advantage), clean(weight * factor)
     inputs = LossInputs(
         table=table,
         algorithm=algorithm,
-        logprob=_clean(inside, _or_unknown(policy_logprob, table, algorithm)[0].values),
-        old=_clean(inside, _or_unknown(reference_logprob, table, algorithm)[0].values),
+        look=lambda name: clean(_or_unknown(_LOOKS[name], table, algorithm)[0].values),
         token_log_ratio=token,
-        log_ratio=_at_level(table, algorithm, np.where(np.isnan(gain) | np.isnan(scale), np.nan, token)),
+        log_ratio=_at_level(table, algorithm, token, gain, scale),
         advantage=gain,
         weight=scale,
-        correction=_clean(inside, correction.values),
-        kept=inside,
+        correction=clean(correction.values) if loss.corrects else correction.values,
+        kept=clean.inside,
     )
     push = loss(inputs)
     if missing and not np.isfinite(push.coefficient).any():
@@ -76,6 +74,7 @@ def pushed(table: TokenTable, algorithm: Algorithm, advantage: Floats, weight: F
     label="push of the policy loss",
     needs=("table", "algorithm", "advantage", "weight"),
     after=("logprob/policy", "logprob/old", "logprob/rollout"),
+    after_where={"entropy/policy": lambda rule: rule.top_entropy_quantile < 1},
     unit="1 / nat",
     scope="batch",
     family="assigned",
@@ -87,17 +86,33 @@ def policy_push(table: TokenTable, algorithm: Algorithm, advantage: Floats, weig
     return finite_where_trained(table, 0.0 - found.push.coefficient, f"loss {algorithm.loss}", found.note)
 
 
-def _clean(inside: NDArray[np.bool_], values: Floats) -> Floats:
+_LOOKS = {"logprob": policy_logprob, "old": reference_logprob}
+
+
+class _Clean:
     """NaN where left out or not finite, so that no loss ever sees a masked or an infinite number."""
-    return np.where(inside & np.isfinite(values), values, np.nan)
+
+    def __init__(self, table: TokenTable, inside: NDArray[np.bool_]) -> None:
+        self.inside = inside
+        all_kept = inside is table.loss_mask
+        self._outside = table.nan_outside if all_kept else np.where(inside, 0.0, np.nan)
+        self._count = table.n_trained if all_kept else int(np.count_nonzero(inside))
+
+    def __call__(self, values: Floats) -> Floats:
+        with np.errstate(invalid="ignore"):
+            settled = values + self._outside
+        if np.count_nonzero(np.isfinite(settled)) == self._count:
+            return settled
+        return np.where(self.inside & np.isfinite(values), values, np.nan)
 
 
-def _at_level(table: TokenTable, algorithm: Algorithm, token: Floats) -> Floats:
-    """``[T]`` log-ratios of tokens → those of the rule's level, on every token that has one."""
+def _at_level(table: TokenTable, algorithm: Algorithm, token: Floats, gain: Floats, scale: Floats) -> Floats:
+    """``[T]`` log-ratios of tokens → those of the rule's level, over and on every token that has all it needs."""
     if algorithm.ratio_level == "token":
         return token
+    known = np.where(np.isnan(gain) | np.isnan(scale), np.nan, token)
     of_response = sequence_sum if algorithm.ratio_level == "product" else sequence_mean
-    return np.where(np.isnan(token), np.nan, table.to_tokens(of_response(table, token)))
+    return np.where(np.isnan(known), np.nan, table.to_tokens(of_response(table, known)))
 
 
 def _shared(push: Push, inputs: LossInputs) -> Push:
@@ -119,9 +134,12 @@ def _shared(push: Push, inputs: LossInputs) -> Push:
 
 def _settled(push: Push, inputs: LossInputs) -> Push:
     """0 where the rule leaves a trained token out; no code where there is no coefficient."""
-    left_out = inputs.table.loss_mask & ~inputs.kept
-    coefficient = np.where(left_out, 0.0, np.where(inputs.kept, push.coefficient, np.nan))
-    clipped = np.where(np.isfinite(coefficient) & inputs.kept, push.clipped, 0).astype(np.int8)
+    coefficient, clipped = push.coefficient, push.clipped
+    if inputs.kept is not inputs.table.loss_mask:
+        coefficient = np.where(inputs.kept, coefficient, np.where(inputs.table.loss_mask, 0.0, np.nan))
+        clipped = np.where(inputs.kept, clipped, 0).astype(np.int8)
+    coded = np.flatnonzero(clipped)
+    clipped[coded[~np.isfinite(coefficient[coded])]] = 0
     return Push(coefficient, clipped, push.through)
 
 

@@ -44,7 +44,8 @@ def token_weights(table: TokenTable, algorithm: Algorithm) -> Floats:
     """
     inside = kept(table, algorithm)
     each = _divisors(table, algorithm, table.sum_by_row(inside), in_batch(table, algorithm))
-    return np.where(inside, table.to_tokens(1 / each), np.where(table.loss_mask, 0.0, np.nan))
+    weights = table.trained(table.to_tokens(1 / each))
+    return weights if inside is table.loss_mask else np.where(table.loss_mask & ~inside, 0.0, weights)
 
 
 @credit(
@@ -118,7 +119,7 @@ def _divided(blocks: _Blocks, amount: Floats | NDArray[np.bool_], given: float |
 
 
 def _horizon(algorithm: Algorithm, lengths: NDArray[np.int64]) -> float:
-    if algorithm.horizon_is_width:
+    if algorithm.horizon is None and algorithm.horizon_is_width:
         return max(float(lengths.max(initial=0)), 1.0)
     if not algorithm.horizon or algorithm.horizon < 0:
         raise MissingColumn(
@@ -147,7 +148,7 @@ def _divided_by(algorithm: Algorithm) -> list[str]:
         said.append(f"divided by {given:g} {'tokens' if of_tokens else 'responses'} of the run's batch")
     elif algorithm.micro_batch is not None:
         said.append(f"averaged in micro-batches of {algorithm.micro_batch} responses, then over these")
-    if algorithm.aggregation == "seq-mean-token-sum-norm" and algorithm.horizon_is_width:
+    if algorithm.aggregation == "seq-mean-token-sum-norm" and algorithm.horizon is None and algorithm.horizon_is_width:
         said.append("its constant length is that of the batch's longest response")
     return said
 

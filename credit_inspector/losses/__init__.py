@@ -30,11 +30,8 @@ class LossInputs:
 
     table: TokenTable
     algorithm: Algorithm
-    logprob: Floats
-    """log π of the sampled token under the weights that the update started from; NaN where nobody recorded it."""
-    old: Floats
-    """The same under the policy that the ratio refers to: the trainer's own before the update, or the sampling engine
-    (``Algorithm.ratio_from``)."""
+    look: Callable[[str], Floats]
+    """Fetches ``logprob`` and ``old``, which most losses do without."""
     token_log_ratio: Floats
     """``logprob − old`` of each token; 0 by construction, even without log-probs, where one update trains on a batch."""
     log_ratio: Floats
@@ -48,6 +45,16 @@ class LossInputs:
     """The rollout weight κ, for a loss that has it elsewhere in its formula (``corrects``) and not in ``weight``; else 1."""
     kept: NDArray[np.bool_]
     """Trained, and not left out by the rule (dead group, truncated, rejected)."""
+
+    @property
+    def logprob(self) -> Floats:
+        """``[T]`` log π of the sampled token under the weights that the update started from; NaN where nobody recorded it."""
+        return self.look("logprob")
+
+    @property
+    def old(self) -> Floats:
+        """``[T]`` the same under the policy that the ratio refers to (``Algorithm.ratio_from``)."""
+        return self.look("old")
 
     @property
     def held_log_ratio(self) -> Floats:
@@ -73,9 +80,11 @@ class LossInputs:
 
         A cut token's ratio may be infinite, and an infinite factor times 0 is no number.
         """
-        follows = np.where(cut | (self.advantage == 0), 0.0, factor)
+        base = -self.weight * self.advantage + 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            product: Floats = -self.weight * self.advantage * np.where(np.isnan(factor), np.nan, follows) + 0.0
+            product: Floats = base * factor + 0.0
+        still = np.flatnonzero(cut | (base == 0))
+        product[still] = np.where(np.isnan(factor[still]) | np.isnan(base[still]), np.nan, 0.0)
         return product
 
 

@@ -17,8 +17,8 @@ def kl_cov(inputs: LossInputs, *, ratio: float = 0.0002, coef: float = 0.1) -> P
 
     Covariance of a token: (A − mean A) (log π − mean log π), both means over kept tokens; the highest ``ratio`` of them are
     penalised, one at least. verl 0.9.1 ``compute_policy_loss_kl_cov``: ``kl_cov_ratio``, ``ppo_kl_coef``. It chooses in each
-    micro-batch (``Algorithm.micro_batch``; without it over the whole step). Of equal covariances the first tokens are
-    taken, where torch takes any.
+    micro-batch (``Algorithm.micro_batch`` of all the step's responses; without it over the whole step). Of equal
+    covariances the first tokens are taken, where torch takes any.
     """
     penalty = coef * inputs.weight * np.where(_highest(inputs, ratio), np.sign(inputs.token_log_ratio), 0.0)
     policy = inputs.coefficient(inputs.ratio, np.zeros(len(penalty), np.bool_))

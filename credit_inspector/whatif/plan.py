@@ -16,6 +16,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from credit_inspector.advantages import estimators
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.algorithms.presets import preset
+from credit_inspector.credit.constants import SETTINGS as CONSTANTS
+from credit_inspector.credit.entropy_push import SETTINGS as ENTROPY
 from credit_inspector.errors import UsageError
 from credit_inspector.losses import losses
 from credit_inspector.shaping import Wanted, shapings, wanted
@@ -28,6 +30,7 @@ OF_THE_RUN: Final = ("temperature", "updates_per_batch", "batch_tokens", "batch_
 IF_KNOWN: Final = ("horizon",)
 """Numbers that a preset has from its trainer's defaults: the run's own stands where it is known."""
 _NAMES: Final = ("name", "source")
+_TERMS: Final = (("rollout correction and masks", CONSTANTS), ("entropy bonus", ENTROPY))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +74,10 @@ def keys() -> list[str]:
 
 
 def plug_ins() -> Iterator[tuple[str, Mapping[str, float]]]:
-    """Each estimator and loss that has settings of its own, with their defaults."""
+    """Each estimator, loss and term that has settings of its own, with their defaults."""
     yield from ((estimator.name, estimator.settings) for estimator in estimators.members() if estimator.settings)
     yield from ((loss.name, loss.settings) for loss in losses.members() if loss.settings)
+    yield from _TERMS
 
 
 class _Work:
@@ -107,8 +111,9 @@ class _Work:
         self.fields["source"] = f"what-if: {', '.join(self.said)}" if self.said else self.before.source
         after = Algorithm.from_json(self.fields)
         estimator, loss = estimators[after.advantage], losses[after.loss]
+        read = {**estimator.settings, **loss.settings, **CONSTANTS, **ENTROPY}
         for name in after.settings:
-            if name not in {**estimator.settings, **loss.settings} and name not in self.before.settings:
+            if name not in read and name not in self.before.settings:
                 self.notes.append(f"{name} is no setting of {after.advantage} or {after.loss}: it changes nothing")
         asked = (wanted(name, {k: v for k, v in given.items() if k}, given.get("")) for name, given in self.shaped.items())
         return Plan(

@@ -15,6 +15,7 @@ from credit_inspector.advantages.token_rewards import SUMMED
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.columns import ColumnSpec, Inputs, compute
 from credit_inspector.credit import credits
+from credit_inspector.credit.kept import kept
 from credit_inspector.errors import MissingColumn
 from credit_inspector.metrics import metrics
 from credit_inspector.outcome import right
@@ -62,9 +63,12 @@ def two_sides(table: TokenTable, plan: Plan, spans: SpanTable | None = None, wor
             wanted="rewards, groups and the rule, to recompute them",
         )
     before = _base(table, plan.before, recorded=not (again and follows))
+    _keep_weights(table, before)
     if any(key.startswith("kl_in_reward") for key in plan.changed):
         shaped.table.columns.pop(SUMMED, None)  # the former KL term is in it
     after = _base(shaped.table, _after_rule(plan, table, shaped.table), recorded=not again)
+    if not any(key.startswith("rollout_") for key in plan.changed):
+        _keep_weights(table, after)
     _make(before, spans, None, None)
     _make(after, spans, shaped.weight, shaped.kl)
     notes = [*shaped.notes, *_scaled(plan, after), *_against_stored(table, before)]
@@ -124,9 +128,10 @@ def _apply(shaped: _Shaped, name: str, change: Change, rule: Algorithm) -> None:
 def _after_rule(plan: Plan, before: TokenTable, after: TokenTable) -> Algorithm:
     """The changed rule; counts of a larger batch shrink with the part of it that is here."""
     rule = plan.after
-    kept, was = int(after.loss_mask.sum()), int(before.loss_mask.sum())
-    if rule.batch_tokens and rule.batch_tokens == plan.before.batch_tokens and was and kept != was:
-        rule = replace(rule, batch_tokens=rule.batch_tokens * kept / was)
+    if rule.batch_tokens and rule.batch_tokens == plan.before.batch_tokens:
+        now, was = int(kept(after, rule).sum()), int(kept(before, plan.before).sum())
+        if was and now != was:
+            rule = replace(rule, batch_tokens=rule.batch_tokens * now / was)
     if rule.reward_weights and (new := _new_components(before, after)):
         rule = replace(rule, reward_weights={**rule.reward_weights, **dict.fromkeys(new, 1.0)})
     return rule
@@ -178,6 +183,13 @@ def _base(table: TokenTable, rule: Algorithm, *, recorded: bool) -> TokenTable:
         stays["advantage"] = advantage
     rollouts = table.rollouts if recorded else tuple(replace(rollout, advantage=None) for rollout in table.rollouts)
     return replace(table, rollouts=rollouts, columns=stays, algorithm=rule)
+
+
+def _keep_weights(table: TokenTable, to: TokenTable) -> None:
+    """Rollout weights that the trainer wrote stay what they were."""
+    column = table.columns.get("rollout_weight")
+    if column is not None and column.provenance is Provenance.RECORDED:
+        to.columns["rollout_weight"] = column
 
 
 def _make(table: TokenTable, spans: SpanTable | None, weight: Floats | None, kl: Floats | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,3 +40,10 @@ def test_an_estimators_own_words_come_first() -> None:
     rule = Algorithm(name="t", source="t", advantage="mine", whiten="tokens")
     assert whole_in_words(rule, "reward by the moon") == "reward by the moon; whitened over tokens"
     assert in_words("reinforce") == "the reward itself"
+
+
+def test_a_rule_over_tokens_says_how_it_discounts() -> None:
+    one = Algorithm(name="a", source="t", advantage="gae", gamma=0.99, lam=0.95, observation="count", terminal="last")
+    other = replace(one, lam=1.0)
+    assert whole_in_words(one) == "gae; γ 0.99, λ 0.95, reward on the last token, tokens that are not trained: count"
+    assert whole_in_words(one) != whole_in_words(other)

@@ -234,7 +234,7 @@ def test_the_off_policy_mask_is_that_of_trl(batch: Any, threshold: float, holes:
     policy, start = (-random.exponential(1.0, mask.shape) for _ in range(2))
     start[:, 1:] = np.where(holes & (random.random(start[:, 1:].shape) < 0.3), NAN, start[:, 1:])
     mask[:, 0] = True  # a token with a log-prob in every response
-    advantage = random.normal(0, 1, mask.shape)
+    advantage = random.normal(0, 1, mask.shape) * random.choice([0, 1, 1], mask.shape)
     theirs = GRPOTrainer.get_off_policy_mask(*map(torch.tensor, (advantage, policy, start, mask.astype(float))), threshold)
     rule = replace(RULE, off_policy_mask=threshold, settings={"off_policy_from_rollout": float(from_engine)})
     spoilt = np.where(mask, policy - start, INF).ravel()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from credit_inspector.columns import Inputs, compute
 from credit_inspector.credit import credits as credit_columns
 from credit_inspector.credit.policy_push import pushed
+from credit_inspector.errors import MissingColumn
 from credit_inspector.losses import losses
 from credit_inspector.table import Column, Provenance
 from losses.batches import NOISE, Batch, batches, laid, of_ratio, one_row, push, rule, table_of
@@ -149,6 +150,12 @@ def test_the_ratio_to_the_engine_is_the_ratio_to_its_log_probs() -> None:
         found = pushed(table, rule(loss=name, ratio_from="rollout"), laid(batch.advantage), laid(batch.weight))
         np.testing.assert_array_equal(found.push.coefficient, push(batch, loss=name).push.coefficient)
         assert "ratio to the sampling engine's log-probs" in found.note
+
+
+def test_a_ratio_to_an_engine_that_nobody_recorded_is_missing() -> None:
+    batch = of_ratio([1.0], [1.0])
+    with pytest.raises(MissingColumn, match="logprob/rollout is not there, and test takes the ratio to the sampling engine"):
+        pushed(table_of(batch), rule(ratio_from="rollout"), laid(batch.advantage), laid(batch.weight))
 
 
 @every_loss

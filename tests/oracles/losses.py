@@ -48,6 +48,8 @@ def trl(vector: Vector) -> dict[str, Any]:
         "kl_beta": params.get("beta", 0.0),
         "kl_gradient": "ratio-weighted" if args.get("use_bias_correction_kl") else "autograd",
         "off_policy_mask": params.get("off_policy_mask_threshold"),
+        # With the sampling engine's log-probs at hand TRL measures drift from them.
+        "settings": {"off_policy_from_rollout": 1.0} if "sampling_log_prob" in vector["inputs"] else {},
     }
 
 
