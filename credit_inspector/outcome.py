@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,18 +30,37 @@ def wrong(table: TokenTable) -> NDArray[np.bool_]:
     return np.isfinite(table.reward) & ~right(table)
 
 
-def dead_groups(table: TokenTable) -> tuple[int, int, int]:
-    """``(all at the step's best, dead for another reason, all groups)``: a dead group's rewards are all equal.
+class DeadGroups(NamedTuple):
+    """Groups of a step whose rewards are all equal."""
 
-    Such a group has no policy signal under any group baseline. Groups of one response are counted too.
+    best: int
+    """All at the step's best reward."""
+    lowest: int
+    """All at its lowest."""
+    between: int
+    groups: int
+    """All groups with a reward, dead or not."""
+
+    @property
+    def dead(self) -> int:
+        """How many carry no policy signal under a baseline inside groups."""
+        return self.best + self.lowest + self.between
+
+
+def dead_groups(table: TokenTable) -> DeadGroups:
+    """Count groups without spread; a group of one response is one of them.
+
+    Where all rewards of a step are equal, they are the best ones if positive and the lowest otherwise, as in ``right``.
     """
-    best = np.nanmax(table.reward, initial=-np.inf, where=np.isfinite(table.reward))
-    at_best = other = total = 0
-    for number in range(int(table.group.max(initial=-1)) + 1):
-        rewards = table.reward[table.group == number]
-        rewards = rewards[np.isfinite(rewards)]
-        total += len(rewards) > 0
-        if len(rewards) and np.ptp(rewards) == 0:
-            at_best += bool(rewards[0] == best)
-            other += bool(rewards[0] != best)
-    return at_best, other, total
+    known = np.isfinite(table.reward) & (table.group >= 0)
+    if not known.any():
+        return DeadGroups(0, 0, 0, 0)
+    rewards, member = table.reward[known], table.group[known]
+    low, high = np.full(member.max() + 1, np.inf), np.full(member.max() + 1, -np.inf)
+    np.minimum.at(low, member, rewards)
+    np.maximum.at(high, member, rewards)
+    level = high[low == high]
+    floor, ceiling = (rewards.min(), rewards.max()) if np.ptp(rewards) else (min(rewards[0], 0.0), max(rewards[0], 0.0))
+    best = int(np.count_nonzero((level == ceiling) & (level > floor)))
+    lowest = int(np.count_nonzero(level == floor))
+    return DeadGroups(best, lowest, len(level) - best - lowest, len(np.unique(member)))

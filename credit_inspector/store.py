@@ -203,7 +203,9 @@ class Store:
             have = ", ".join(map(str, self.steps)) or "none"
             raise StoreError(f"step {step} is not in {self.folder}", wanted=f"one of {have}")
         try:
-            return _from_arrow(pq.read_table(self._file(step)), columns)
+            with pq.ParquetFile(self._file(step)) as file:
+                names = [name for name in file.schema_arrow.names if columns is None or _is_wanted(name, columns)]
+                return _from_arrow(file.read(names), columns)
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
             raise StoreError(f"{self._file(step)} is not readable: {error}", do="delete it and analyze again") from error
 
@@ -330,6 +332,12 @@ def _from_arrow(arrow: pa.Table, columns: Sequence[str] | None) -> tuple[TokenTa
         values = None if missing else _flat(arrow, f"column:{name}")[1].astype(np.float32)
         table.columns[name] = Column(values, Provenance(provenance), note)
     return table, _spans(arrow, offsets)
+
+
+def _is_wanted(name: str, columns: Sequence[str]) -> bool:
+    """Whether a stored column is read: every one but the token columns that were not asked for."""
+    head, sign, own = name.partition(":")
+    return head != "column" or not sign or own in columns
 
 
 def _flat(arrow: pa.Table, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -148,14 +148,14 @@ def _credit(table: TokenTable) -> dict[str, float]:
 
 
 def _by_row(table: TokenTable) -> dict[str, float]:
-    best, other, groups = dead_groups(table)
+    dead = dead_groups(table)
     lengths = table.trained_lengths.astype(np.float64)
     return {
         "reward/mean": mean(table.reward[np.isfinite(table.reward)]),
         "length/mean": mean(lengths),
         "length/right": mean(lengths[right(table)]),
         "length/wrong": mean(lengths[wrong(table)]),
-        "group/dead_share": (best + other) / groups if groups else np.nan,
+        "group/dead_share": dead.dead / dead.groups if dead.groups else np.nan,
     }
 
 

@@ -27,4 +27,4 @@ def test_right(make_table, rewards: list[float | None], wanted: list[bool]) -> N
 def test_dead_groups(make_table) -> None:
     rewards = [1, 1, 0, 0, 1, 0]
     table = make_table([[1]] * 6, rewards, ["a", "a", "b", "b", "c", "c"])
-    assert dead_groups(table) == (1, 1, 3)
+    assert dead_groups(table) == (1, 1, 0, 3)

@@ -123,3 +123,18 @@ def test_other_settings_do_not_mix_with_an_analysis_that_is_there(tmp_path: Path
     assert pipeline.analyze(SAMPLE, tmp_path, options()).read_step(1)[0].has("sum_p2/policy")
     with pytest.raises(StoreError, match="other settings"):
         pipeline.analyze(SAMPLE, tmp_path, options(algorithm="verl-0.9.1/grpo"))
+
+
+def test_assign_gives_a_steps_assigned_credit_without_a_model(analysis: Store) -> None:
+    """The same numbers as the analysis, from a path, an opened run or rollouts; under the run's rule or another."""
+    step = analysis.steps[1]
+    stored = analysis.read_step(step)[0]
+    table = pipeline.assign(SAMPLE, step=step)
+    for name in ("advantage", "weight", "clip", "credit/coefficient"):
+        np.testing.assert_allclose(table.values(name), stored.values(name), rtol=1e-6, err_msg=name)
+    of_rollouts = pipeline.assign(table.rollouts, table.algorithm)
+    np.testing.assert_array_equal(of_rollouts.values("credit/coefficient"), table.values("credit/coefficient"))
+    other = pipeline.assign(SAMPLE, "trl-1.16.0/dr_grpo", step=step)
+    assert "group std" not in other.columns["advantage"].note
+    with pytest.raises(UsageError, match="no algorithm named"):
+        pipeline.assign(SAMPLE, "trl/grpo")

@@ -29,14 +29,14 @@ def test_one_more_file_is_one_more_metric(tmp_path: Path) -> None:
     package = tmp_path / "extra.py"
     package.write_text(
         "from credit_inspector.metrics import metric\n"
-        "@metric('planted_metric', label='planted_metric', needs=('logprob/policy',), unit='nats', scope='token', family='policy')\n"
-        "def planted_metric(policy):\n    '''Minus the log-probability.'''\n    return -policy\n"
+        "@metric('planted', label='planted', needs=('logprob/policy',), unit='nats', scope='token', family='policy')\n"
+        "def planted(policy):\n    '''Minus the log-probability.'''\n    return -policy\n"
     )
     info = tmp_path / "extra-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[credit_inspector.metrics]\nplanted_metric = extra\n")
-    code = "from credit_inspector.metrics import metrics; print('planted_metric' in metrics, metrics['planted_metric'].doc)"
+    (info / "entry_points.txt").write_text("[credit_inspector.metrics]\nplanted = extra\n")
+    code = "from credit_inspector.metrics import metrics; print('planted' in metrics, metrics['planted'].doc)"
     found = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )

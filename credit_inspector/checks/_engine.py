@@ -16,6 +16,7 @@ import numpy as np
 from credit_inspector.errors import MissingColumn
 from credit_inspector.metrics.mismatch import NOTABLE
 from credit_inspector.metrics.ratio import old_logprob
+from credit_inspector.panel import TokenLink
 from credit_inspector.store import Store
 from credit_inspector.table import Floats, TokenTable
 
@@ -25,8 +26,9 @@ Cause = Literal["temperature", "factor", "unknown"]
 
 SURE = 0.8
 """Probability from which on the other tokens' share hardly matters to what a temperature makes of the sampled one."""
-LEFT = 0.25
-"""Share of the difference that a temperature may leave unexplained on such tokens."""
+LEFT = 0.5
+"""Share of the difference that a temperature may leave unexplained on such tokens. With a vocabulary instead of one other
+choice the right side leaves 0.1 to 0.5, the wrong side or no temperature more than 1."""
 FLAT = 1e-3
 """Nats by which a constant difference may vary; dumps round to three or four digits."""
 FEW = 8
@@ -35,26 +37,35 @@ FEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """One step in which the trainer's and the engine's log-probs are further apart than noise makes them."""
+    """One step in which the trainer's and the engine's log-probs are further apart than noise makes them.
 
-    table: TokenTable
-    places: np.ndarray
-    """``[n]`` trained tokens with both log-probs."""
-    difference: Floats
-    """``[n]`` trainer − engine in nats."""
+    Numbers alone: a run with many such steps takes no more memory than one of them.
+    """
+
+    step: int
+    tokens: int
+    """Trained tokens with both log-probs."""
     error: float
     """Mean of exp|difference|."""
     cause: Cause
     """``factor``: one for all tokens, or one that the run's top-p allows for."""
     residual: float
     """What the cause leaves unexplained: mean nats a token."""
-    untempered: str = ""
+    untempered: str
     """The side without the temperature, where that is the cause."""
-
-    @property
-    def factor(self) -> float:
-        """The median of trainer / engine."""
-        return float(np.exp(np.median(self.difference)))
+    ratio: float
+    """Mean of trainer / engine."""
+    factor: float
+    """Median of trainer / engine."""
+    largest: float
+    """The difference trainer − engine that is farthest from 0, in nats."""
+    worst: TokenLink
+    """The token that has it."""
+    temperature: float
+    top_p: float
+    """1 where the run's responses name none."""
+    top_k: float
+    """0 where the run's responses name none."""
 
 
 def steps_apart(store: Store) -> Iterator[Apart]:
@@ -81,15 +92,29 @@ def apart(table: TokenTable) -> Apart | None:
     if not len(places) or mean_error(difference) <= NOTABLE:
         return None
     cause, residual, side = _cause(table, trainer, engine)
+    worst = int(np.abs(difference).argmax())
+    with np.errstate(over="ignore"):
+        ratio, factor = float(np.exp(difference).mean()), float(np.exp(np.median(difference)))
     return Apart(
-        table=table,
-        places=places,
-        difference=difference,
+        step=table.step,
+        tokens=len(places),
         error=mean_error(difference),
         cause=cause,
         residual=residual,
         untempered=side,
+        ratio=ratio,
+        factor=factor,
+        largest=float(difference[worst]),
+        worst=_link(table, int(places[worst])),
+        temperature=temperature(table),
+        top_p=setting(table, "top_p", 1.0),
+        top_k=setting(table, "top_k", 0.0),
     )
+
+
+def _link(table: TokenTable, place: int) -> TokenLink:
+    at = int(table.position[place])
+    return TokenLink(table.step, table.rollouts[table.row[place]].sample_id, at, at + 1)
 
 
 def mean_error(difference: Floats) -> float:

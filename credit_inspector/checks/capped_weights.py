@@ -79,7 +79,7 @@ def measure(store: Store) -> list[Capped]:
 def _capped(table: TokenTable) -> Capped | None:
     used, cap = _stored(table), _cap(table)
     if cap is None:
-        cap = _pile(used)
+        cap = _pile(table)
     if cap is None:
         return None
     raw = _log_weights(table)
@@ -103,12 +103,17 @@ def _cap(table: TokenTable) -> float | None:
     return rule.rollout_high
 
 
-def _pile(used: Floats) -> float | None:
-    """The largest stored weight where many tokens have exactly it, and it is no weight of 1."""
+def _pile(table: TokenTable) -> float | None:
+    """The largest stored weight where many tokens have exactly it, not all of one response, and it is no weight of 1."""
+    used = _stored(table)
     if not len(used) or not used.max() > 1:
         return None
-    at_top = int(np.count_nonzero(used == used.max()))
-    return float(used.max()) if at_top >= FEW and at_top > WARN * len(used) and at_top < len(used) else None
+    at_top = table.trained(table.values(COLUMNS[0])) == used.max()
+    count, responses = int(np.count_nonzero(at_top)), int(np.count_nonzero(table.sum_by_row(at_top)))
+    if responses == 1 and np.count_nonzero(table.trained_lengths) > 1:
+        # One response with one weight for all of its tokens has the largest by itself.
+        return None
+    return float(used.max()) if count >= FEW and count > WARN * len(used) and count < len(used) else None
 
 
 def _stored(table: TokenTable) -> Floats:

@@ -88,10 +88,9 @@ def count(store: Store) -> Count:
         rule = table.algorithm
         if rule is not None and not _matters(rule):
             continue
-        equal, other, total = dead_groups(table)
-        at_best, at_lowest = _ends(table, equal)
-        best, lowest, groups = best + at_best, lowest + at_lowest, groups + total
-        between += equal + other - at_best - at_lowest
+        here = dead_groups(table)
+        best, lowest, between = best + here.best, lowest + here.lowest, between + here.between
+        groups += here.groups
         if rule is not None and rule.kl_beta:
             beta = max(beta, rule.kl_beta)
             terms = rule.kl_beta * _kl_on_dead(table, rule)
@@ -102,20 +101,6 @@ def count(store: Store) -> Count:
 def _matters(rule: Algorithm) -> bool:
     """Whether equal rewards in a group mean equal advantages: not where the KL joins the reward before the baseline."""
     return compares_in_groups(rule) and not (rule.kl_in_reward and rule.kl_in_reward_as == "scalar")
-
-
-def _ends(table: TokenTable, at_best: int) -> tuple[int, int]:
-    """Groups all at the step's best reward and all at its lowest; where these are one, it is the best only if positive."""
-    scored = np.isfinite(table.reward)
-    if not scored.any():
-        return 0, 0
-    low, high = table.reward[scored].min(), table.reward[scored].max()
-    if low == high:
-        return (at_best, 0) if high > 0 else (0, at_best)
-    known = scored & (table.group >= 0)
-    top = np.full(int(table.group.max(initial=-1)) + 1, -np.inf)
-    np.maximum.at(top, table.group[known], table.reward[known])
-    return at_best, int(np.count_nonzero(top == low))
 
 
 def _kl_on_dead(table: TokenTable, rule: Algorithm) -> Floats:

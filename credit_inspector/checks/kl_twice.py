@@ -21,7 +21,8 @@ def kl_twice(store: Store) -> list[Finding]:
         Finding(
             code=CODE,
             severity=Severity.WARNING,
-            sentence=f"{rule.name} has the KL term in the reward ({rule.kl_in_reward:g}) and in the loss ({rule.kl_beta:g}) at once.",
+            sentence=f"{rule.name} has the KL term in the reward ({rule.kl_in_reward:g}) and in the loss ({rule.kl_beta:g}) at "
+            "once.",
             how_sure=f"the rule's own settings ({rule.source}), in {len(both)} of {len(rules)} steps",
             why="The pull towards the reference is then counted twice, once through advantages and once beside them.",
             do="Keep one of the two, or set the other's weight to 0.",

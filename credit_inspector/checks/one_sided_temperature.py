@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from credit_inspector.checks import check
-from credit_inspector.checks._engine import SURE, steps_apart, temperature
+from credit_inspector.checks._engine import SURE, steps_apart
+from credit_inspector.checks.recorded_fits import NOISE
 from credit_inspector.panel import Finding, Severity
 from credit_inspector.store import Store
 
@@ -23,20 +22,20 @@ def one_sided_temperature(store: Store) -> list[Finding]:
     if not found:
         return []
     worst = max(found, key=lambda step: step.error)
-    at, other = temperature(worst.table), {"engine": "trainer", "trainer": "engine"}[worst.untempered]
-    ratio = float(np.exp(worst.difference).mean())
+    at, other = worst.temperature, {"engine": "trainer", "trainer": "engine"}[worst.untempered]
     return [
         Finding(
             code=CODE,
-            severity=Severity.ERROR,
-            sentence=f"Step {worst.table.step}: the ratio of trainer to engine is {ratio:.5g} on average, explained by "
+            severity=Severity.ERROR if worst.residual <= NOISE else Severity.WARNING,
+            sentence=f"Step {worst.step}: the ratio of trainer to engine is {worst.ratio:.5g} on average, explained by "
             f"temperature {at:g} on one side (residual {worst.residual:.2g} nats): the {worst.untempered}'s log-probs lack it.",
             how_sure=f"{len(found)} of {len(store.steps)} steps; residual over tokens of probability {SURE:g} or more",
             why="Ratios then differ from 1 with identical weights, most on the tokens that the policy is least sure of.",
             do=f"Divide the {worst.untempered}'s logits by the temperature before the log-softmax, as the {other} does.",
+            cannot_tell="A policy that training has sharpened since it sampled differs in a similar way.",
             numbers={
                 "temperature": at,
-                "ratio": ratio,
+                "ratio": worst.ratio,
                 "residual": worst.residual,
                 "mean_error": worst.error,
                 "steps": len(found),

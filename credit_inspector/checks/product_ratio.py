@@ -72,6 +72,6 @@ def _beyond(table: TokenTable, total: np.ndarray, mean: np.ndarray) -> list[Prod
 
 
 def power(log: float) -> str:
-    """``exp(50) = 5.185e+21``, or ``exp(710)`` alone where that is no float."""
+    """``exp(50) = 5.18e+21``, or ``exp(710)`` alone where that is no float."""
     known = f"exp({log:.5g})"
-    return f"{known} = {math.exp(log):.4g}" if -700 < log < math.log(np.finfo(np.float64).max) else known
+    return f"{known} = {math.exp(log):.3g}" if -700 < log < math.log(np.finfo(np.float64).max) else known

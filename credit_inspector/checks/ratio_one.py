@@ -54,7 +54,7 @@ def by_construction(store: Store) -> list[Finding]:
 @check(EXACT)
 def exactly_one(store: Store) -> list[Finding]:
     """From a batch's second update on the policy has moved; a ratio of exactly 1 everywhere says that it has not."""
-    found = [update for update in measure(store) if update.of > 1 and update.number > 1 and update.largest == 0]
+    found = [update for update in measure(store) if 1 < update.number <= update.of and update.largest == 0]
     if not found:
         return []
     first = found[0]

@@ -61,12 +61,19 @@ def measure(store: Store) -> tuple[float, float, float, int, int] | None:
         return None
     reference = table.values("logprob/ref")
     known = table.loss_mask & np.isfinite(policy) & np.isfinite(reference)
-    if not known.any() or (apart(policy, old) & known).any():
+    if not known.any() or _k3(policy, old, known) > NOISE:
         return None
     differs = known & apart(policy, reference)
-    distance = np.where(differs, policy - np.where(known, reference, 0.0), 0.0)[known]
-    k3 = float(kl_value("k3", distance).mean())
-    return k3, float(distance.mean()), float(differs.sum() / known.sum()), table.step, int(known.sum())
+    k1 = float(np.where(differs, policy - np.where(known, reference, 0.0), 0.0)[known].mean())
+    return _k3(policy, reference, known), k1, float(differs.sum() / known.sum()), table.step, int(known.sum())
+
+
+def _k3(policy: Floats, other: Floats, known: NDArray[np.bool_]) -> float:
+    """Mean k3 in nats; a token within one step of bfloat16, or without the other log-prob, has none."""
+    differs = known & apart(policy, other)
+    distance = np.where(differs, policy, 0.0) - np.where(differs, other, 0.0)
+    # Beyond 709 nats the value leaves float64; any such token is over the limit anyway.
+    return float(kl_value("k3", np.maximum(distance, -709.0))[known].mean())
 
 
 def apart(one: Floats, other: Floats) -> NDArray[np.bool_]:

@@ -18,11 +18,16 @@ PAIRS = (
     ("logprob/old", "logprob/recomputed"),
     ("logprob/policy", "logprob/recomputed"),
     ("logprob/rollout", "logprob/old"),
+    ("logprob/rollout", "logprob/policy"),
     ("logprob/rollout", "logprob/recomputed"),
+    ("logprob/old", "logprob/policy"),
     ("logprob/ref", "logprob/old"),
+    ("logprob/ref", "logprob/policy"),
 )
 """What is held against what."""
 NAMES = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
+SAME = tuple(name for name in NAMES if name != "logprob/ref")
+"""Columns of nearly the same weights."""
 FEW = 8
 TENTH = 0.1
 """Beside the neighbour's token the two must differ by less than this part of what they differ beside their own."""
@@ -68,11 +73,14 @@ def shifted(store: Store) -> list[Finding]:
 
 @check(ZERO)
 def zero_filled(store: Store) -> list[Finding]:
-    """Log-probs of exactly 0 where another column of the same token is far from 0: a default where none was known."""
+    """Log-probs of exactly 0 where another column of the same token is far from 0: a default where none was known.
+
+    The reference takes no part: a policy may well be certain where its reference is not.
+    """
     count: dict[str, int] = {}
     tokens = 0
     for step in store.steps:
-        table, _ = store.read_step(step, NAMES)
+        table, _ = store.read_step(step, SAME)
         tokens += table.n_trained
         for name, filled in _zeros(table).items():
             count[name] = count.get(name, 0) + filled
@@ -84,8 +92,8 @@ def zero_filled(store: Store) -> list[Finding]:
         Finding(
             code=ZERO,
             severity=Severity.ERROR,
-            sentence=f"{total} log-probs of trained tokens are exactly 0 where another column is below -{SEEN:g}, most in {name}: "
-            "they look filled in.",
+            sentence=f"{total} log-probs of trained tokens are exactly 0 where another column is below -{SEEN:g}, most in {name}:"
+            " they look filled in.",
             how_sure=f"{percent(count[name] / tokens)} of {tokens} trained tokens in {name}; all steps",
             why="A log-prob of 0 says certainty: the ratio of such a token is its whole probability.",
             do="Write a missing log-prob as null or NaN; it is then left out and counted.",
@@ -128,7 +136,7 @@ def _neighbour(table: TokenTable, values: Floats, by: int) -> Floats:
 
 
 def _zeros(table: TokenTable) -> dict[str, int]:
-    there = {name: table.trained(table.values(name)) for name in NAMES if table.has(name)}
+    there = {name: table.trained(table.values(name)) for name in SAME if table.has(name)}
     if len(there) < 2:
         return {}
     lowest = np.fmin.reduce(list(there.values()))

@@ -44,7 +44,7 @@ def stale_versions(store: Store) -> list[Finding]:
             how_sure=f"recorded versions; {len(found)} of {len(store.steps)} steps, {bare} of them under a rule that does not "
             "correct for it",
             why="The update's ratio starts from the trainer's own log-probs and says nothing of this: the behaviour weight does.",
-            do="Correct by the behaviour weight π_old / π_rollout (rollout_weight), bound the staleness, or drop what is too old.",
+            do="Correct by the behaviour weight π_old / π_rollout (rollout_weight), bound staleness, or drop what is too old.",
             links=tuple(stale.link for stale in found[:10]),
             numbers={"mean": worst.mean, "largest": worst.largest, "mixed": mixed, "steps": len(found), "uncorrected": bare},
         )

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from credit_inspector import assign
+from credit_inspector.checks import run_checks
 from credit_inspector.checks._engine import tempered
 from credit_inspector.metrics.statistics import truncated
 from credit_inspector.panel import Severity
@@ -96,8 +97,8 @@ def test_c02_a_difference_that_matters_is_told_with_its_worst_token(tmp_path: Pa
     table = table_of(response(policy=[-1.02, -1.7, -0.1], rollout=ENGINE), algorithm=rule())
     finding = the("engine-mismatch", tmp_path, table)
     assert finding.severity is Severity.WARNING
-    assert "mean exp|d| of 1.1233, above 1.05; worst is token 1 of s0 with +0.3 nats" in finding.sentence
-    assert finding.numbers["mean_error"] == pytest.approx(1.1233, abs=5e-5)
+    assert "mean exp|d| of 1.123, above 1.05; worst is token 1 of s0 with +0.3 nats" in finding.sentence
+    assert finding.numbers["mean_error"] == pytest.approx(1.1233, abs=1e-4)
     assert (finding.links[0].start, finding.links[0].end) == (1, 2)
 
 
@@ -207,12 +208,8 @@ def test_c12_each_side_has_its_bound() -> None:
 # ── whole responses ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("tokens", "total", "words"), [(5_000, 50, "exp(50) = 5.185e+21;"), (71_000, 710, "is exp(710);")]
-)
-def test_c06_a_product_grows_with_length_and_is_shown_as_a_log(
-    tmp_path: Path, tokens: int, total: float, words: str
-) -> None:
+@pytest.mark.parametrize(("tokens", "total", "words"), [(5_000, 50, "exp(50) = 5.18e+21;"), (71_000, 710, "is exp(710);")])
+def test_c06_a_product_grows_with_length_and_is_shown_as_a_log(tmp_path: Path, tokens: int, total: float, words: str) -> None:
     one = response(policy=np.full(tokens, -0.99), old=np.full(tokens, -1.0))
     table = table_of(one, algorithm=rule(updates_per_batch=2, ratio_level="product"))
     mean, summed = (table.values(f"log_ratio/sequence_{name}")[0] for name in ("mean", "sum"))
@@ -241,7 +238,7 @@ def test_c09_more_log_probs_than_tokens_is_an_error_of_that_row(tmp_path: Path) 
     np.testing.assert_allclose(table.mean_by_row(table.values("advantage")), [0.7071, -0.7071], atol=5e-5)
     np.testing.assert_allclose(table.mean_by_row(table.values("logprob/old")), [np.nan, -0.5])
     store = analyze(file, tmp_path / "analysis", Options(score=False))
-    (finding,) = [each for each in store.findings() if each.code == "length-mismatch"]
+    (finding,) = (each for each in store.findings() if each.code == "length-mismatch")
     assert finding.severity is Severity.ERROR
     assert "5 tokens, 6 log-probs" in finding.sentence
     assert finding.numbers == {"responses": 1, "columns": 1}
@@ -287,7 +284,7 @@ def test_c10_a_missing_log_prob_is_missing_and_a_filled_one_is_told(tmp_path: Pa
     finding = the("logprobs-zero-filled", tmp_path, filled)
     assert "1 log-probs of trained tokens are exactly 0" in finding.sentence
     assert "logprob/old" in finding.sentence
-    sure = table_of(response(old=[0.0, -1], policy=[-1e-4, -1]), algorithm=SEVERAL)
+    sure = table_of(response(old=[0.0, -1], policy=[-1e-4, -1], ref=[-0.9, -1]), algorithm=SEVERAL)
     assert said("logprobs-zero-filled", tmp_path / "sure", sure) == []
 
 
@@ -340,10 +337,9 @@ def test_c27_where_only_used_weights_are_stored_the_raw_maximum_is_unknown(tmp_p
     assert "values pile up at 2" in the("weights-at-cap", tmp_path / "no rule", many).sentence
 
 
-@pytest.mark.parametrize("weights", [[1.0] * 20, [0.9, 1.1, 1.7] * 7, np.linspace(0.5, 1.9, 20)])
+@pytest.mark.parametrize("weights", [[1.0] * 20, [2.0] * 20, [0.9, 1, 1, 1, 1, 1, 1], list(np.linspace(0.5, 1.9, 20))])
 def test_c27_is_silent_where_nothing_piles_up(tmp_path: Path, weights: list[float]) -> None:
-    table = table_of(response(weight=weights))
-    assert len(said("weights-at-cap", tmp_path, table)) == (weights == [0.9, 1.1, 1.7] * 7 if isinstance(weights, list) else 0)
+    assert said("weights-at-cap", tmp_path, table_of(response(weight=weights))) == []
 
 
 def test_a_clean_run_gives_no_word_about_its_ratios(tmp_path: Path) -> None:
@@ -352,22 +348,22 @@ def test_a_clean_run_gives_no_word_about_its_ratios(tmp_path: Path) -> None:
 
     def step(number: int, moved: float) -> TokenTable:
         one = response(
-            policy=old + moved * rng.normal(0, 0.05, 400),
+            policy=np.minimum(old + moved * rng.normal(0, 0.05, 400), 0),
             old=old,
-            rollout=old + rng.normal(0, 0.005, 400),
+            rollout=np.minimum(old + rng.normal(0, 0.005, 400), 0),
             reward=1.0,
             policy_version=0,
         )
         return table_of(one, Rollout(sample_id="empty"), algorithm=rule(updates_per_batch=2), step=number)
 
     spoken = codes(tmp_path, step(1, 0), step(2, 1))
-    assert not {code for code in spoken if code.startswith(("ratio-", "engine-", "temp", "logprob", "stale", "weights", "product"))}
+    assert not {
+        code for code in spoken if code.startswith(("ratio-", "engine-", "temp", "logprob", "stale", "weights", "product"))
+    }
 
 
 def test_a_store_without_steps_gives_no_word(tmp_path: Path) -> None:
     store = store_of(tmp_path, update(1))
     for file in (store.folder / "steps").iterdir():
         file.unlink()
-    from credit_inspector.checks import run_checks
-
     assert run_checks(Store(tmp_path)) == []
