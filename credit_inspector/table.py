@@ -165,6 +165,11 @@ class TokenTable:
         return np.where(self.loss_mask, 0.0, np.nan)
 
     @cached_property
+    def nan_outside_32(self) -> NDArray[np.float32]:
+        """``nan_outside`` in a column's own type."""
+        return self.nan_outside.astype(np.float32)
+
+    @cached_property
     def group(self) -> NDArray[np.int64]:
         """``[N]`` group number of each rollout, from 0; −1 where the group is unknown."""
         numbers: dict[str, int] = {}

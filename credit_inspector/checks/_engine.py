@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from credit_inspector.checks._own import read_own
 from credit_inspector.errors import MissingColumn
 from credit_inspector.metrics.mismatch import NOTABLE
 from credit_inspector.metrics.ratio import old_logprob
@@ -71,8 +72,7 @@ class Apart:
 def steps_apart(store: Store) -> Iterator[Apart]:
     """Steps whose mean exp|difference| is above what NeMo-RL advises to look at."""
     for step in store.steps:
-        table, _ = store.read_step(step, COLUMNS)
-        found = apart(table)
+        found = apart(read_own(store, step, COLUMNS))
         if found is not None:
             yield found
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from credit_inspector.checks._own import read_own
 from credit_inspector.store import Store
 from credit_inspector.table import TokenTable
 
@@ -21,7 +22,7 @@ def updates(store: Store, columns: tuple[str, ...]) -> Iterator[tuple[TokenTable
     before: TokenTable | None = None
     number = 0
     for step in store.steps:
-        table, _ = store.read_step(step, columns)
+        table = read_own(store, step, columns)
         number = _number(table, before, number)
         yield table, number
         before = table

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from credit_inspector.checks import check
+from credit_inspector.checks._own import read_own
 from credit_inspector.errors import MissingColumn
 from credit_inspector.metrics.ratio import old_logprob
 from credit_inspector.metrics.statistics import truncated
@@ -72,7 +73,7 @@ def capped_weights(store: Store) -> list[Finding]:
 
 def measure(store: Store) -> list[Capped]:
     """The steps with a token at the cap."""
-    found = (_capped(store.read_step(step, COLUMNS)[0]) for step in store.steps)
+    found = (_capped(read_own(store, step, COLUMNS)) for step in store.steps)
     return [capped for capped in found if capped is not None]
 
 

@@ -22,7 +22,7 @@ class Update(NamedTuple):
 
     step: int
     number: int
-    """Which update of its batch, from 1; 0 where that is not known."""
+    """Which update of its batch it is at least, from 1; 0 where that is not known."""
     of: int
     """Updates that the rule takes from a batch."""
     tokens: int

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from credit_inspector.algorithms.kl import kl_value
 from credit_inspector.checks import check
+from credit_inspector.checks._own import read_own
 from credit_inspector.errors import MissingColumn
 from credit_inspector.metrics.ratio import old_logprob, policy_logprob
 from credit_inspector.panel import Finding, Severity
@@ -51,7 +52,7 @@ def measure(store: Store) -> tuple[float, float, float, int, int] | None:
     """``(mean k3, mean k1, share of tokens that differ, step, tokens)`` at the first update; ``None`` where it is not there."""
     if not store.steps:
         return None
-    table, _ = store.read_step(store.steps[0], ["logprob/policy", "logprob/old", "logprob/ref"])
+    table = read_own(store, store.steps[0], ["logprob/policy", "logprob/old", "logprob/ref"])
     if not _is_first(table) or not table.has("logprob/ref"):
         return None
     try:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from credit_inspector.checks import check
+from credit_inspector.checks._own import read_own
 from credit_inspector.checks.recorded_fits import NOISE
 from credit_inspector.panel import Finding, Severity
 from credit_inspector.shares import percent
@@ -80,7 +81,7 @@ def zero_filled(store: Store) -> list[Finding]:
     count: dict[str, int] = {}
     tokens = 0
     for step in store.steps:
-        table, _ = store.read_step(step, SAME)
+        table = read_own(store, step, SAME)
         tokens += table.n_trained
         for name, filled in _zeros(table).items():
             count[name] = count.get(name, 0) + filled

@@ -20,7 +20,10 @@ CODE = "stored-advantages-differ"
 class Difference(NamedTuple):
     """What one step's stored advantages say against the rule."""
 
-    table: TokenTable
+    link: TokenLink
+    """The response that is farthest from the rule."""
+    rule: str
+    """The run's, in words."""
     message: str
     residual: float
     """The largest distance to the run's rule, or to the nearest known one where the run's is not known."""
@@ -39,19 +42,17 @@ def stored_advantages(store: Store) -> list[Finding]:
     if not steps:
         return []
     worst = max(steps, key=lambda step: step.residual)
-    rule = worst.table.algorithm
-    against = f"the run's rule {rule.name}" if rule else "any known rule"
     return [
         Finding(
             code=CODE,
             severity=Severity.WARNING,
-            sentence=f"Step {worst.table.step}: stored advantages differ from {against} by up to {worst.residual:.4g}; "
+            sentence=f"Step {worst.link.step}: stored advantages differ from {worst.rule} by up to {worst.residual:.4g}; "
             f"{worst.message}.",
             how_sure=f"{len(steps)} of {len(store.steps)} steps differ; rounding of a dump stays below 0.1 %",
             why="Either the rule, the groups or the rewards are not what the trainer had; credit computed here follows the rule.",
             do="Name that rule with --algorithm." if worst.known else "Compare the trainer's normaliser, group size and rewards.",
             cannot_tell="" if worst.known else "Shaping after the recorded reward looks the same as an unknown rule.",
-            links=tuple(TokenLink(step.table.step, step.table.rollouts[_worst(step.table)].sample_id) for step in steps[:10]),
+            links=tuple(step.link for step in steps[:10]),
             numbers={"residual": worst.residual, "steps": len(steps)},
         )
     ]
@@ -84,15 +85,20 @@ def _by_response(table: TokenTable) -> Difference | None:
     if table.has(RECOMPUTED):
         known = detection.rule is not None
         message = f"they follow {detection.message}" if known else detection.message
-        return Difference(table, message, _distance(table), known)
+        return _difference(table, message, _distance(table), known=known)
     if detection.rule is None and detection.residual > 0:
-        return Difference(table, detection.message, detection.residual, known=False)
+        return _difference(table, detection.message, detection.residual, known=False)
     return None
 
 
 def _by_token(table: TokenTable) -> Difference:
     count, of = int(np.count_nonzero(differing(table))), int(np.count_nonzero(np.isfinite(by_token(table))))
-    return Difference(table, f"{count} of {of} trained tokens differ", _distance(table), known=False)
+    return _difference(table, f"{count} of {of} trained tokens differ", _distance(table), known=False)
+
+
+def _difference(table: TokenTable, message: str, residual: float, *, known: bool) -> Difference:
+    rule = f"the run's rule {table.algorithm.name}" if table.algorithm else "any known rule"
+    return Difference(TokenLink(table.step, table.rollouts[_worst(table)].sample_id), rule, message, residual, known)
 
 
 def _apart(table: TokenTable) -> Floats:

@@ -42,7 +42,7 @@ def loss_constants(
         MissingColumn: log-probs or entropies are not there.
     """
     inside = kept(table, algorithm)
-    parts = [rollout_weights(table, algorithm) if rollout else Known(np.ones(table.n_tokens))]
+    parts = [rollout_weights(table, algorithm) if rollout else Known(np.broadcast_to(1.0, table.n_tokens))]
     if algorithm.top_entropy_quantile < 1:
         parts.append(entropy_mask(table, algorithm, inside))
     if algorithm.off_policy_mask is not None:

@@ -70,8 +70,8 @@ def _rates(table: TokenTable, runs: NDArray[np.int64], of: NDArray[np.bool_]) ->
     """``[T]`` share of the *other* responses of the group, among ``of``, that contain the run starting at each token."""
     usable = runs >= 0
     pairs = np.unique(np.stack([runs[usable], table.row[usable]]), axis=1)
-    holders = np.bincount(pairs[0][of[pairs[1]]], minlength=int(runs.max(initial=-1)) + 1).astype(np.float64)
-    in_group = np.bincount(table.group[of & (table.group >= 0)], minlength=int(table.group.max(initial=-1)) + 1)
+    holders = np.bincount(pairs[0][of[pairs[1]]], minlength=max(int(runs.max(initial=-1)) + 1, 1)).astype(np.float64)
+    in_group = np.bincount(table.group[of & (table.group >= 0)], minlength=max(int(table.group.max(initial=-1)) + 1, 1))
     itself = table.to_tokens(of)
     group = table.to_tokens(table.group).astype(np.int64)
     others = np.where(group >= 0, in_group[group] - itself, 0.0)

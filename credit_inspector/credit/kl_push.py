@@ -110,7 +110,7 @@ def kl_coefficient(table: TokenTable, algorithm: Algorithm, weight: Floats, dist
 def kl_push(table: TokenTable, algorithm: Algorithm, weight: Floats) -> Made:
     """−dL/dlogπ of the loss's KL term alone: towards the reference, also in groups whose advantages are all 0."""
     if not algorithm.kl_beta:
-        return Made(table.trained(np.zeros(table.n_tokens)), "the rule has no KL term in the loss")
+        return Made(table.nan_outside, "the rule has no KL term in the loss")
     reference, policy = table.values("logprob/ref"), policy_logprob(table, algorithm)
     log_ratio, said = np.zeros(table.n_tokens), ""
     if algorithm.kl_gradient in ("ratio-weighted", "ratio-capped"):

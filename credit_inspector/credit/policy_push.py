@@ -94,16 +94,16 @@ class _Clean:
 
     def __init__(self, table: TokenTable, inside: NDArray[np.bool_]) -> None:
         self.inside = inside
-        all_kept = inside is table.loss_mask
-        self._outside = table.nan_outside if all_kept else np.where(inside, 0.0, np.nan)
-        self._count = table.n_trained if all_kept else int(np.count_nonzero(inside))
+        self._outside = table.nan_outside if inside is table.loss_mask else np.where(inside, 0.0, np.nan)
 
     def __call__(self, values: Floats) -> Floats:
-        with np.errstate(invalid="ignore"):
-            settled = values + self._outside
-        if np.count_nonzero(np.isfinite(settled)) == self._count:
-            return settled
-        return np.where(self.inside & np.isfinite(values), values, np.nan)
+        finite = np.isfinite(values)
+        if np.array_equal(finite, self.inside) and not np.isinf(values).any():
+            return values
+        if (finite | ~self.inside).all():
+            with np.errstate(invalid="ignore"):
+                return values + self._outside
+        return np.where(self.inside & finite, values, np.nan)
 
 
 def _at_level(table: TokenTable, algorithm: Algorithm, token: Floats, gain: Floats, scale: Floats) -> Floats:

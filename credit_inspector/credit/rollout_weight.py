@@ -58,7 +58,7 @@ def rollout_weights(table: TokenTable, algorithm: Algorithm) -> Known:
     if column is not None and column.values is not None and column.provenance is Provenance.RECORDED:
         return Known(table.values(RECORDED), "rollout weights as recorded")
     if algorithm.rollout_weight == "none" and algorithm.rollout_gate == "weight":
-        return Known(np.ones(table.n_tokens))
+        return Known(np.broadcast_to(1.0, table.n_tokens))
     return _by_rule(table, algorithm, **chosen(algorithm.settings, SETTINGS))
 
 

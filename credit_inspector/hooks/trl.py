@@ -188,6 +188,8 @@ class TRLHook:
         names = list(self._trainer.reward_func_names)
         rewards = self._rewards.cpu().numpy()[rank * size : (rank + 1) * size]
         weights = self._trainer.reward_weights.cpu().numpy()
+        named = {name: getattr(self._trainer, name, None) for name in ("temperature", "top_p", "top_k")}
+        sampling = {name: value for name, value in named.items() if value is not None}
         for i in range(size):
             ids = arrays["completion_ids"][i]
             length = _length(masks[0][i], ids, self._trainer)
@@ -197,7 +199,7 @@ class TRLHook:
             batch.groups.append(f"{batch.number}-{(rank * size + i) // self._trainer.num_generations}")
             batch.rewards.append({n: _number(v) for n, v in zip(names, rewards[i], strict=True)})
             batch.totals.append(_number(np.nansum(rewards[i] * weights)) if np.isfinite(rewards[i]).any() else None)
-            batch.extra.append({k: v for k, v in inputs[i].items() if k != "prompt" and _plain(v)})
+            batch.extra.append({**sampling, **{k: v for k, v in inputs[i].items() if k != "prompt" and _plain(v)}})
         batch.prompts = self._decode(batch.prompt_ids)
         batch.responses = self._decode(batch.response_ids)
         batch.sampled = sampler.logprobs(output)
@@ -212,6 +214,7 @@ class TRLHook:
             "logprob/old": inputs.get("old_per_token_logps"),
             "logprob/ref": inputs.get("ref_per_token_logps"),
             "logprob/rollout": inputs.get("sampling_per_token_logps"),
+            "rollout_weight": inputs.get("importance_sampling_ratio"),
             "advantage": inputs["advantages"],
         }
         columns = {name: _floats(value) for name, value in found.items() if value is not None}
@@ -222,9 +225,9 @@ class TRLHook:
         length, mask = len(batch.response_ids[row]), batch.masks[row]
         if batch.sampled is not None and "logprob/rollout" not in columns:
             columns["logprob/rollout"] = batch.sampled[row]
-        advantage = columns.pop("advantage")
-        per_token = np.broadcast_to(advantage, (length,)) if advantage.ndim == 0 else advantage[:length]
-        laid = {name: values[:length] for name, values in columns.items()} | {"advantage": per_token}
+        advantage = columns["advantage"]
+        # What TRL has once for a response (advantage, sequence-level weight) stands on all of its tokens.
+        laid = {name: np.broadcast_to(one, (length,)) if one.size == 1 else one[:length] for name, one in columns.items()}
         return Rollout(
             sample_id=f"{batch.number}-{row}",
             group_id=batch.groups[row],

@@ -80,9 +80,10 @@ class LossInputs:
 
         A cut token's ratio may be infinite, and an infinite factor times 0 is no number.
         """
-        base = -self.weight * self.advantage + 0.0
+        base = self.weight * self.advantage
+        np.negative(base, out=base)
         with np.errstate(over="ignore", invalid="ignore"):
-            product: Floats = base * factor + 0.0
+            product: Floats = base * factor
         still = np.flatnonzero(cut | (base == 0))
         product[still] = np.where(np.isnan(factor[still]) | np.isnan(base[still]), np.nan, 0.0)
         return product

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from credit_inspector.losses import LossInputs, Push, loss
 
@@ -31,12 +32,17 @@ def ppo_clip(inputs: LossInputs, *, log_ratio_max: float = math.inf) -> Push:
     rule, advantage, ratio = inputs.algorithm, inputs.advantage, inputs.ratio
     low, high = rule.ratio_bounds
     up, down = advantage > 0, advantage < 0
-    clipped = np.zeros(len(ratio), np.int8)
-    clipped[(inputs.beyond_clamp | (inputs.log_ratio > log_ratio_max)) & (up | down)] = 3
-    if rule.delta is not None:
-        clipped[(ratio > rule.delta) & (up | (down & (ratio > high)))] = 2
+    clipped = (up & (ratio > high)).view(np.int8) - (down & (ratio < low)).view(np.int8)
     if rule.dual_clip is not None:
-        clipped[down & (ratio > rule.dual_clip)] = 2
-    clipped[down & (ratio < low)] = -1
-    clipped[up & (ratio > high)] = 1
+        _code(clipped, 2, down & (ratio > rule.dual_clip))
+    if rule.delta is not None:
+        _code(clipped, 2, (ratio > rule.delta) & (up | (down & (ratio > high))))
+    if rule.log_ratio_clamp is not None or log_ratio_max < math.inf:
+        _code(clipped, 3, (inputs.beyond_clamp | (inputs.log_ratio > log_ratio_max)) & (up | down))
     return Push(inputs.coefficient(ratio, clipped != 0), clipped)
+
+
+def _code(clipped: NDArray[np.int8], code: int, where: NDArray[np.bool_]) -> None:
+    """Give tokens a code that have none yet; they are few."""
+    places = np.flatnonzero(where)
+    clipped[places[clipped[places] == 0]] = code

@@ -35,7 +35,8 @@ def finite_where_trained(table: TokenTable, values: Floats, *notes: str, provena
 def _all_fit(table: TokenTable, values: Floats) -> NDArray[np.float32] | None:
     """The column where every trained token has a number that float32 holds, which is nearly always; in few passes."""
     with np.errstate(over="ignore", invalid="ignore"):
-        settled: NDArray[np.float32] = (values + table.nan_outside).astype(np.float32)
+        settled: NDArray[np.float32] = values.astype(np.float32)
+        settled += table.nan_outside_32
     return settled if np.count_nonzero(np.isfinite(settled)) == table.n_trained else None
 
 

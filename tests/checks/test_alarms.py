@@ -1,4 +1,4 @@
-"""What real runs look like where a check could be wrong: a true fault under noise is found, and a run that is right is left alone."""
+"""What real runs look like where a check could be wrong: a fault under noise is found, and a run that is right is left alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from credit_inspector.rollout import Rollout
 from credit_inspector.store import Store
-from credit_inspector.table import TokenTable
+from credit_inspector.table import Provenance, TokenTable
 from field_cases.tables import codes, response, rule, said, table_of, the
 
 RNG = np.random.default_rng(7)
@@ -138,3 +138,38 @@ def test_nothing_is_said_above_a_hint_of_a_run_that_is_right(tmp_path: Path) -> 
 def test_the_shipped_run_is_right(analysis: Store) -> None:
     ours = ("ratio-", "kl-", "reference-", "logprob", "engine-", "temperature", "stale", "weights", "product", "length")
     assert not [each for each in analysis.findings() if each.code.startswith(ours) and each.severity.name != "INFO"]
+
+
+# ── checkpoints of other steps ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def by_checkpoint(column: str, at: int, step: int, *, of: int, **recorded: np.ndarray) -> TokenTable:
+    """A step whose one column was computed by a checkpoint that has taken ``at`` optimizer steps; it differs by 0.4 nats."""
+    table = table_of(response(**recorded, policy_version=step - 1), algorithm=rule(updates_per_batch=of), step=step)
+    values = np.minimum(OLD - 0.4 - noise(0.1), 0)
+    table.add(column, values, Provenance.RECOMPUTED, f"policy run/checkpoint-{at} (float32, cpu); temperature 1")
+    return table
+
+
+@pytest.mark.parametrize(("at", "told"), [(40, True), (20, False)])
+@pytest.mark.parametrize(
+    ("column", "recorded", "of", "code"),
+    [
+        ("logprob/policy", "old", 4, "ratio-not-one-at-start"),
+        ("logprob/old", "rollout", 4, "engine-mismatch"),
+        ("logprob/policy", "rollout", 1, "engine-mismatch"),
+    ],
+)
+def test_only_a_checkpoint_of_the_step_s_own_weights_is_evidence(
+    tmp_path: Path, *, column: str, recorded: str, of: int, code: str, at: int, told: bool
+) -> None:
+    table = by_checkpoint(column, at, 41, of=of, **{recorded: OLD})
+    assert (code in codes(tmp_path, table)) == told
+
+
+def test_a_token_that_became_certain_since_a_checkpoint_is_not_filled_in(tmp_path: Path) -> None:
+    table = by_checkpoint("logprob/recomputed", 20, 41, of=4, old=np.zeros(len(OLD)))
+    assert said("logprobs-zero-filled", tmp_path / "earlier", table) == []
+    assert (
+        len(said("logprobs-zero-filled", tmp_path / "own", by_checkpoint("logprob/recomputed", 40, 41, of=4, old=0 * OLD))) == 1
+    )

@@ -140,6 +140,25 @@ def test_the_record_is_what_the_trainer_saw(start: Path, tmp_path: Path, changes
         assert table.has("logprob/ref") == (changes.get("beta", 0.1) > 0)
 
 
+def test_weights_of_the_engine_and_the_sampling_settings_are_recorded(start: Path, tmp_path: Path) -> None:
+    """With vLLM, TRL hands each loss one weight a response (its sequence modes) under this name."""
+    trainer = make_trainer(start, tmp_path, top_p=0.9, num_iterations=1)
+    generate = trainer._generate_and_score_completions
+
+    def with_weights(inputs: Any) -> dict[str, Any]:
+        output = generate(inputs)
+        output["importance_sampling_ratio"] = torch.arange(1.0, BATCH + 1)[:, None]
+        return output
+
+    trainer._generate_and_score_completions = with_weights
+    hook = attach(trainer)
+    trainer.train()
+    for rollout in open_record(hook.folder, ReadOptions()).read(1).rollouts:
+        row = int(rollout.sample_id.split("-")[1])
+        np.testing.assert_array_equal(rollout.columns["rollout_weight"], row + 1)
+        assert (rollout.extra["temperature"], rollout.extra["top_p"]) == (1.0, 0.9)
+
+
 def test_groups_share_a_prompt_and_their_advantages_follow_from_their_rewards(start: Path, tmp_path: Path) -> None:
     trainer = make_trainer(start, tmp_path)
     hook = attach(trainer)
