@@ -44,7 +44,8 @@ def token_weights(table: TokenTable, algorithm: Algorithm) -> Floats:
     """
     inside = kept(table, algorithm)
     each = _divisors(table, algorithm, table.sum_by_row(inside), in_batch(table, algorithm))
-    weights = table.trained(table.to_tokens(1 / each))
+    weights = table.to_tokens(1 / each)
+    weights += table.nan_outside
     return weights if inside is table.loss_mask else np.where(table.loss_mask & ~inside, 0.0, weights)
 
 

@@ -26,9 +26,13 @@ from credit_inspector.table import Floats, TokenTable
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """What a policy loss sees of one step; arrays are ``[T]``, and NaN where the token is not ``kept`` or has no finite value."""
+    """What a policy loss sees of one step; arrays are ``[T]``, and NaN where the token is not ``kept`` or has no finite value.
+
+    A loss that is ``by_token`` may see a step in pieces: T is then a piece's.
+    """
 
     table: TokenTable
+    """The whole step."""
     algorithm: Algorithm
     look: Callable[[str], Floats]
     """Fetches ``logprob`` and ``old``, which most losses do without."""
@@ -80,12 +84,13 @@ class LossInputs:
 
         A cut token's ratio may be infinite, and an infinite factor times 0 is no number.
         """
-        base = self.weight * self.advantage
-        np.negative(base, out=base)
+        product: Floats = self.weight * self.advantage
+        np.negative(product, out=product)
+        still = np.flatnonzero(cut | (product == 0))
+        settled = np.where(np.isnan(factor[still]) | np.isnan(product[still]), np.nan, 0.0)
         with np.errstate(over="ignore", invalid="ignore"):
-            product: Floats = base * factor
-        still = np.flatnonzero(cut | (base == 0))
-        product[still] = np.where(np.isnan(factor[still]) | np.isnan(base[still]), np.nan, 0.0)
+            np.multiply(product, factor, out=product)
+        product[still] = settled
         return product
 
 
@@ -115,6 +120,8 @@ class PolicyLoss:
     """The levels of the ratio at which it is defined."""
     corrects: bool
     """Whether it puts the rollout weight into its own formula instead of before it."""
+    by_token: bool
+    """Whether a token's push depends on nothing but its own inputs, so that a step may be worked through in pieces."""
     push: Callable[..., Push]
 
     def __call__(self, inputs: LossInputs) -> Push:
@@ -136,15 +143,16 @@ losses: Registry[PolicyLoss] = Registry("losses", __name__)
 
 
 def loss(
-    name: str, *, levels: Sequence[RatioLevel] = get_args(RatioLevel), corrects: bool = False
+    name: str, *, levels: Sequence[RatioLevel] = get_args(RatioLevel), corrects: bool = False, by_token: bool = True
 ) -> Callable[[Callable[..., Push]], Callable[..., Push]]:
     """Put a policy loss in under its name in ``Algorithm.loss``.
 
-    ``levels`` are those of the ratio that it is defined at; ``corrects`` says that it reads ``LossInputs.correction``.
+    ``levels`` are those of the ratio that it is defined at; ``corrects`` says that it reads ``LossInputs.correction``;
+    ``by_token=False`` that it reads ``LossInputs.table`` to look at more than one token at a time.
     """
 
     def put(function: Callable[..., Push]) -> Callable[..., Push]:
-        losses.add(name, PolicyLoss(name, settings_of(function), tuple(levels), corrects, function))
+        losses.add(name, PolicyLoss(name, settings_of(function), tuple(levels), corrects, by_token, function))
         return function
 
     return put

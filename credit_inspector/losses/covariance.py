@@ -11,7 +11,7 @@ from credit_inspector.errors import MissingColumn
 from credit_inspector.losses import LossInputs, Push, loss
 
 
-@loss("kl_cov", levels=("token",))
+@loss("kl_cov", levels=("token",), by_token=False)
 def kl_cov(inputs: LossInputs, *, ratio: float = 0.0002, coef: float = 0.1) -> Push:
     """``[T]`` c = w (−ρ A + coef · sign(log ρ) on the tokens of highest covariance), never cut.
 

@@ -8,7 +8,7 @@ from credit_inspector.errors import UsageError
 from credit_inspector.losses import LossInputs, Push, loss
 
 
-@loss("gmpo", levels=("token",), corrects=True)
+@loss("gmpo", levels=("token",), corrects=True, by_token=False)
 def gmpo(inputs: LossInputs) -> Push:
     """``[T]`` c = −(a / n) q Σ w A over the response, q = exp(mean z) (Geometric-Mean Policy Optimization, 2025, eq. 5).
 

@@ -13,7 +13,7 @@ from credit_inspector.table import Floats
 _LOWEST, _HIGHEST, _TOKEN = math.log(1e-8), 20.0, 20.0
 
 
-@loss("vespo", levels=("token", "product"), corrects=True)
+@loss("vespo", levels=("token", "product"), corrects=True, by_token=False)
 def vespo(
     inputs: LossInputs,
     *,
