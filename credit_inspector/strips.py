@@ -20,6 +20,14 @@ UNDERLINE = ("credit/earned", "credit/influence")
 ALWAYS = (*FILL, "weight", "ratio", "clip")
 PERCENTILE = 99.0
 
+_ONLY_RECORDED = {
+    "logprob/rollout": ("log-prob, engine", "nats", "Log-prob of the sampled token as the sampling engine gave it."),
+    "value/old": ("value", "reward", "The critic's value before the token, as the trainer had it."),
+    "reward/token": ("token reward", "reward", "The reward of each token that the estimator summed up, KL term included."),
+    "reward/token_score": ("token score", "reward", "The reward of each token before any KL term."),
+}
+"""Label, unit and meaning of columns that nobody but the trainer can make."""
+
 
 def strip(store: Store, table: TokenTable, spans: SpanTable, row: int) -> Strip:
     """The token strip of one response, with colours that compare over all responses of its step."""
@@ -89,6 +97,8 @@ def _tells_tokens_apart(table: TokenTable, name: str, values: NDArray[np.float32
     """Whether a column has more than one number over the step, and says what no other one says: a strip of 40 is not read."""
     inside = values[table.loss_mask]
     inside = inside[np.isfinite(inside)]
+    if name == "surprisal" and table.has("logprob/policy"):
+        return False
     if name == "advantage/recomputed" and table.has("advantage"):
         return not np.allclose(values, table.values("advantage"), rtol=1e-3, atol=1e-4, equal_nan=True)
     return not inside.size or bool(np.ptp(inside) > 0)
@@ -97,14 +107,15 @@ def _tells_tokens_apart(table: TokenTable, name: str, values: NDArray[np.float32
 def _signal(table: TokenTable, name: str, stored: NDArray[np.float32], spec: ColumnSpec | None, place: tuple[int, int]) -> Signal:
     row, prompt = place
     values = np.where(table.loss_mask, stored, np.nan).astype(np.float32)
+    label, unit, doc = (spec.label, spec.unit, spec.doc) if spec else _ONLY_RECORDED.get(name, (name, "", ""))
     return Signal(
         name=name,
-        label=spec.label if spec else name,
+        label=label,
         family=spec.family if spec else "policy",
-        unit=spec.unit if spec else "",
+        unit=unit,
         sign=spec.sign if spec else "",
         diverging=bool(spec and spec.sign) or bool(np.nanmin(values, initial=0.0) < 0 < np.nanmax(values, initial=0.0)),
-        doc=spec.doc if spec else "",
+        doc=doc,
         provenance=_provenance(table.columns[name]),
         values=np.concatenate([np.full(prompt, np.nan, np.float32), values[table.slice(row)]]),
         limit=limit(values),

@@ -114,6 +114,8 @@ def _recompute(table: TokenTable) -> _Recomputed:
 def _why_nothing(table: TokenTable) -> str:
     if not np.isfinite(table.reward).any():
         return "no response has a reward"
+    if not table.n_tokens:
+        return "no response has tokens: give a tokenizer or a checkpoint, and the text is tokenised"
     if not table.loss_mask.any():
         return "no token is trained"
     return "no response has both a reward and a group (neither a group id nor a prompt is known)"
