@@ -15,7 +15,10 @@ from credit_inspector.table import TokenTable
 
 Vector = dict[str, Any]
 Checks = dict[str, Callable[[Vector], None]]
-VECTORS: list[Vector] = json.loads((Path(__file__).parents[1] / "data" / "oracles.json").read_text())["vectors"]
+_DATA = Path(__file__).parents[1] / "data"
+VECTORS: list[Vector] = [
+    vector for name in ("oracles.json", "oracles_verl.json") for vector in json.loads((_DATA / name).read_text())["vectors"]
+]
 
 
 def rule(**fields: Any) -> Algorithm:

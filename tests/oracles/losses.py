@@ -233,8 +233,12 @@ def trl_clipped(vector: Vector, codes: np.ndarray, gain: np.ndarray, table: Toke
 
 def verl_clipped(vector: Vector, codes: np.ndarray, gain: np.ndarray, table: TokenTable) -> None:
     metrics, tokens = vector["outputs"]["metrics"], len(codes)
-    # GMPO counts ratios that are outside on either side, also where the smaller one keeps its gradient.
-    if "actor/pg_clipfrac" not in metrics or vector["id"] == "verl.gmpo":
+    kind = vector["id"].split(".")[1]
+    # GMPO counts ratios that are outside on either side, also where the smaller one keeps its gradient; CISPO and DPPO
+    # count tokens without an advantage too.
+    if "actor/pg_clipfrac" not in metrics or kind == "gmpo":
+        return
+    if kind in ("cispo", "dppo_tv", "dppo_kl") and not gain.all():
         return
     # verl adds 1e-8 to the number of tokens.
     assert np.isin(codes, (1, -1)).sum() / tokens == pytest.approx(metrics["actor/pg_clipfrac"], abs=1e-8)

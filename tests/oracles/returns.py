@@ -139,7 +139,7 @@ def verl_reinforce_pp_baseline(vector: Vector) -> None:
     inputs = vector["inputs"]
     rewards = floats(inputs["token_level_rewards"]).sum(1)
     table = batch(inputs["response_mask"], reward=rewards, group_id=inputs["index"])
-    ours = advantage(table, "reinforce_pp_baseline", **VERL)
+    ours = advantage(table, "reinforce_pp_baseline", singleton="reward", **VERL)
     agrees(table, ours, vector["outputs"]["advantages"], vector, vector["tolerance"])
 
 

@@ -104,9 +104,12 @@ def engines(vector: Vector, mask: np.ndarray) -> TokenTable:
 
 def verl_rollout_weight(vector: Vector) -> None:
     params, mask = vector["params"], floats(vector["inputs"]["response_mask"])
+    low, _, high = str(params["rollout_is_threshold"]).rpartition("_")
     algorithm = rule(
-        rollout_weight=params["rollout_is"],
-        rollout_high=params["rollout_is_threshold"],
+        rollout_weight={"token": "token", "sequence": "sequence-product"}[params["rollout_is"]],
+        rollout_low=float(low) if low else None,
+        rollout_high=float(high),
+        rollout_outside="mask" if low else "truncate",
         rollout_normalize=params.get("rollout_is_batch_normalize", False),
     )
     ours = rollout_weights(engines(vector, mask), algorithm).values.reshape(mask.shape)
