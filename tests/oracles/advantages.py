@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from credit_inspector.advantages import estimators
+from credit_inspector.algorithms.presets import preset
 from credit_inspector.rollout import Rollout
 from credit_inspector.table import TokenTable
 from oracles import Checks, Vector, close, floats, rule, table_of
@@ -179,6 +180,26 @@ def nemo_gdpo(vector: Vector) -> None:
     )
 
 
+def verl_gdpo(vector: Vector) -> None:
+    """By the preset of that name, with the run's reward functions."""
+    inputs, mask = vector["inputs"], np.asarray(vector["inputs"]["response_mask"], bool)
+    names = ("accuracy", "format")
+    rollouts = [
+        Rollout(
+            sample_id=str(i),
+            group_id=inputs["index"][i],
+            response_ids=np.zeros(mask.shape[1], np.int32),
+            loss_mask=mask[i],
+            rewards={name: inputs[name][i] for name in names},
+        )
+        for i in range(len(mask))
+    ]
+    weights = dict(zip(names, vector["params"]["reward_weights"], strict=True))
+    algorithm = preset("verl-0.9.1/gdpo", reward_weights=weights)
+    found = estimators["gdpo"](TokenTable.from_rollouts(0, rollouts), algorithm).reshape(mask.shape)
+    close(np.where(mask, found, 0.0), vector["outputs"]["advantages"], vector)
+
+
 # ── OpenRLHF ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 OPENRLHF: dict[str, tuple[str, dict[str, Any]]] = {
@@ -235,6 +256,7 @@ def conventions(vector: Vector) -> None:
 CHECKS: Checks = {
     **dict.fromkeys(("verl.grpo", "verl.rloo", "verl.opo", "verl.gpg", "verl.grpo_passk"), verl_advantage),
     "verl.grpo.kl_in_reward": verl_kl_in_reward,
+    "verl.gdpo": verl_gdpo,
     "trl.adv": trl_advantage,
     "trl.adv.gdpo": trl_gdpo,
     **dict.fromkeys(("trl.rloo.group_of_1", "trl.rloo.kl", "trl.rloo.normalized"), trl_rloo),

@@ -27,7 +27,9 @@ def main() -> None:
     OUT.write_text(json.dumps({"vectors": vectors}, separators=(",", ":")) + "\n")
 
 
-def vector(name: str, quantity: str, function: str, params: dict[str, Any], inputs: Any, outputs: Any, tolerance: float) -> Any:
+def vector(  # noqa: PLR0917 - a record, written in its own order
+    name: str, quantity: str, function: str, params: dict[str, Any], inputs: Any, outputs: Any, tolerance: float
+) -> Any:
     """One of them, in the first set's form."""
     producer = {"package": "verl", "version": "0.9.1", "callable": f"verl.trainer.ppo.{function}"}
     plain = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in inputs.items()}
@@ -98,6 +100,7 @@ def advantages() -> Iterator[Any]:
         inputs = {"token_level_rewards": rewards, "response_mask": mask, "index": GROUPS}
         call = f"core_algos.{function.__name__}"
         yield vector(f"verl.{name}", "advantage", call, extra, inputs, {"advantages": found, "returns": returns}, 1e-7)
+    yield gdpo()
     for name, gamma, lam, holes in (("long_holes", 0.9, 0.8, True), ("undiscounted", 1.0, 1.0, True), ("td", 0.97, 0.0, False)):
         mask, values = mask_of(holes=holes), drawn(1, -1, 1)
         rewards = rewards_at_end(mask) + drawn(2, -0.1, 0.1) * mask
@@ -108,6 +111,29 @@ def advantages() -> Iterator[Any]:
         outputs = {"advantages": found, "returns": returns}
         call = "core_algos.compute_gae_advantage_return"
         yield vector(f"verl.gae.{name}", "advantage", call, {"gamma": gamma, "lam": lam}, inputs, outputs, 1e-7)
+
+
+def gdpo() -> Any:
+    """Two reward functions, normalised one by one."""
+    import torch
+    from verl.trainer.ppo import core_algos as algos
+
+    mask, weights = mask_of(), [1.0, 0.5]
+    parts = {"accuracy": [1.0, 0.0, 0.0, 1.0, 0.0, 1.0], "format": [1.0, 1.0, 0.0, 0.5, 0.0, 1.0]}
+    shape = {"prompts": torch.zeros(B, 1), "attention_mask": torch.tensor(np.pad(mask, ((0, 0), (1, 0)))).long()}
+    shape["attention_mask"][:, 0] = 1
+    found, returns = algos.compute_gdpo_outcome_advantage(
+        torch.zeros(B, T),
+        torch.tensor(mask),
+        np.array(GROUPS, dtype=object),
+        config={"gdpo_reward_keys": list(parts), "gdpo_reward_weights": weights},
+        non_tensor_batch={name: np.array(values) for name, values in parts.items()},
+        batch=shape,
+    )
+    inputs = {**parts, "response_mask": mask, "index": GROUPS}
+    outputs = {"advantages": found, "returns": returns}
+    call, params = "core_algos.compute_gdpo_outcome_advantage", {"reward_weights": weights}
+    return vector("verl.gdpo.three_groups", "advantage", call, params, inputs, outputs, 1e-6)
 
 
 # ── KL, weights ─────────────────────────────────────────────────────────────────────────────────────────────────────────
