@@ -27,7 +27,7 @@ from credit_inspector.shaping import Words
 from credit_inspector.spans import SpanTable
 from credit_inspector.store import Store
 from credit_inspector.table import TokenTable
-from credit_inspector.text import whole
+from credit_inspector.text import plain
 from credit_inspector.whatif.plan import Plan, Settings, keys, plan
 from credit_inspector.whatif.recompute import SHOWN
 from credit_inspector.whatif.step import MEASURES, Pair, StepWhatIf, TokenChange, step_what_if
@@ -77,8 +77,8 @@ class WhatIf:
             "steps": [_step_json(step, self.measure, top) for step in self.steps],
             "notes": list(self.notes),
         }
-        plain: dict[str, Any] = _plain(document)
-        return plain
+        made: dict[str, Any] = plain(document)
+        return made
 
 
 def what_if(
@@ -202,18 +202,6 @@ def _step_json(step: StepWhatIf, measure: str, top: int) -> dict[str, Any]:
         "top_tokens": [dataclasses.asdict(token) for token in step.top_tokens[:top]],
         "notes": list(step.notes),
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {whole(str(key)): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, str):
-        return whole(value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 __all__ = [
