@@ -19,7 +19,6 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-import numpy as np
 
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.errors import MissingColumn
