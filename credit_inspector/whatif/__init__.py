@@ -19,7 +19,6 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-
 from credit_inspector.algorithm import Algorithm
 from credit_inspector.errors import MissingColumn
 from credit_inspector.shaping import Words
