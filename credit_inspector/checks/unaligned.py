@@ -34,7 +34,8 @@ def unaligned(store: Store) -> list[Finding]:
             how_sure=f"counted while reading; {len(found)} columns of {responses} responses",
             why="Which value belongs to which token is not known; any way of lining them up gives wrong ratios without an error.",
             do="Write ids and log-probs from one list, stop tokens in both or in neither.",
-            cannot_tell="These responses keep rewards and advantages, and have no ratio and no KL.",
+            cannot_tell="These responses keep their rewards. Without log-probs they have no ratio and no KL; where the loss mask "
+            "does not fit, no token of theirs counts as trained.",
             links=tuple(links[:10]),
             numbers={"responses": responses, "columns": len(found)},
         )

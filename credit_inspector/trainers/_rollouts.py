@@ -310,8 +310,9 @@ def _mask(reader: _Reader, length: int | None) -> NDArray[np.bool_] | None:
     if mask is None and value is not None:
         reader.tally.add("bad-column", "loss_mask is no list of truth values, left out", reader.where)
     if mask is not None and length is not None and len(mask) != length:
-        reader.tally.add("length-mismatch", mismatch(length, len(mask), "loss_mask"), reader.where)
-        return None
+        said = f"{mismatch(length, len(mask), 'loss_mask')}: which are trained is not known, so none counts as trained"
+        reader.tally.add("length-mismatch", said, reader.where)
+        return np.zeros(length, np.bool_)
     return mask
 
 
