@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,20 @@ def test_unknown_names_and_circles_are_refused() -> None:
         order(["x"], {})
     with pytest.raises(MissingColumn, match="a → b → a"):
         order(["a"], specs(a=(("b",), np.abs), b=(("a",), np.abs)))
+
+
+def test_what_costs_a_forward_comes_first_only_for_rules_that_read_it(make_table) -> None:
+    registry: Registry[ColumnSpec] = Registry("test", "credit_inspector.sinks")
+    plain = {"unit": "", "scope": "token", "family": "policy"}
+    declare(registry, "costly", label="costly", needs=(), **plain)(lambda: [1.0, 2.0])
+    reads = {"costly": lambda rule: rule.gamma < 1}
+    declare(registry, "a", label="a", needs=("table",), after_where=reads, **plain)(
+        lambda table: [float(table.has("costly"))] * 2
+    )
+    known = dict(registry._members)
+    for gamma, first in ((1.0, 0.0), (0.9, 1.0)):
+        table = make_table([[5, 6]])
+        rule = replace(table.algorithm, gamma=gamma)
+        compute(Inputs(table, algorithm=rule), ["a"], known)
+        assert table.values("a").tolist() == [first] * 2
+    assert [spec.name for spec in order(["a"], known)] == ["a"], "an unknown rule reads nothing"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from credit_inspector.columns import Inputs, compute
 from credit_inspector.credit import credits as credit_columns
+from credit_inspector.credit import policy_push
 from credit_inspector.credit.policy_push import pushed
 from credit_inspector.errors import MissingColumn
 from credit_inspector.losses import losses
@@ -47,6 +48,18 @@ def test_what_stands_at_a_masked_place_changes_nothing(fields: dict[str, Any], b
     ours, theirs = push(batch, **fields).push, push(other, **fields).push
     np.testing.assert_array_equal(ours.coefficient, theirs.coefficient)
     np.testing.assert_array_equal(ours.clipped, theirs.clipped)
+
+
+@every_loss
+@FEW
+@given(batch=batches(), size=st.integers(1, 5))
+def test_working_through_a_step_in_pieces_changes_nothing(fields: dict[str, Any], batch: Batch, size: int) -> None:
+    whole = push(batch, **fields).push
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_push, "_PIECE", size)
+        cut = push(batch, **fields).push
+    np.testing.assert_array_equal(cut.coefficient, whole.coefficient)
+    np.testing.assert_array_equal(cut.clipped, whole.clipped)
 
 
 @every_loss
