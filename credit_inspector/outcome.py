@@ -39,7 +39,7 @@ class DeadGroups(NamedTuple):
     """All at its lowest."""
     between: int
     groups: int
-    """All groups with a reward, dead or not."""
+    """All groups of two or more scored responses, dead or not."""
 
     @property
     def dead(self) -> int:
@@ -48,7 +48,7 @@ class DeadGroups(NamedTuple):
 
 
 def dead_groups(table: TokenTable) -> DeadGroups:
-    """Count groups without spread; a group of one response is one of them.
+    """Count groups without spread. A group of one response has nothing to be compared with and is not counted.
 
     Where all rewards of a step are equal, they are the best ones if positive and the lowest otherwise, as in ``right``.
     """
@@ -59,8 +59,9 @@ def dead_groups(table: TokenTable) -> DeadGroups:
     low, high = np.full(member.max() + 1, np.inf), np.full(member.max() + 1, -np.inf)
     np.minimum.at(low, member, rewards)
     np.maximum.at(high, member, rewards)
-    level = high[low == high]
+    several = np.bincount(member) > 1
+    level = high[(low == high) & several]
     floor, ceiling = (rewards.min(), rewards.max()) if np.ptp(rewards) else (min(rewards[0], 0.0), max(rewards[0], 0.0))
     best = int(np.count_nonzero((level == ceiling) & (level > floor)))
     lowest = int(np.count_nonzero(level == floor))
-    return DeadGroups(best, lowest, len(level) - best - lowest, len(np.unique(member)))
+    return DeadGroups(best, lowest, len(level) - best - lowest, int(several.sum()))

@@ -28,3 +28,8 @@ def test_dead_groups(make_table) -> None:
     rewards = [1, 1, 0, 0, 1, 0]
     table = make_table([[1]] * 6, rewards, ["a", "a", "b", "b", "c", "c"])
     assert dead_groups(table) == (1, 1, 0, 3)
+
+
+def test_a_group_of_one_is_neither_dead_nor_counted(make_table) -> None:
+    table = make_table([[1]] * 4, [1, 0, None, 0], ["a", "b", "c", "c"])
+    assert dead_groups(table) == (0, 0, 0, 0)

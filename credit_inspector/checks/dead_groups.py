@@ -18,6 +18,8 @@ from credit_inspector.table import Floats, TokenTable
 
 CODE = "dead-groups"
 WARN = 0.5
+ENOUGH = 8
+"""From so many groups on a share is more than chance: with half of all groups dead, 7 of 7 come up once in 128 times."""
 _KL = {"k1": "kl/k1", "k2": "kl/k2", "k3": "kl/k3", "low_var_kl": "kl/k3"}
 
 
@@ -54,7 +56,7 @@ def dead(store: Store) -> list[Finding]:
     return [
         Finding(
             code=CODE,
-            severity=Severity.WARNING if part > WARN else Severity.INFO,
+            severity=Severity.WARNING if part > WARN and found.groups >= ENOUGH else Severity.INFO,
             sentence=f"{dead_ones} of {found.groups} groups ({percent(part)}) carry no policy signal: "
             f"{found.best} all-max, {found.lowest} all-min{between}{acts}.",
             how_sure=f"counted over {found.groups} groups, each at every optimizer step that trained on it",
