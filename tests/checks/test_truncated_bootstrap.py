@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-RULE = Algorithm(name="test", source="preset")
+from credit_inspector.algorithm import Algorithm
 from credit_inspector.checks import checks
 from credit_inspector.checks.truncated_bootstrap import CODE
 from credit_inspector.panel import Severity, TokenLink
 from credit_inspector.rollout import Rollout
 from credit_inspector.store import Meta, Store
 from credit_inspector.table import TokenTable
+
+RULE = Algorithm(name="test", source="preset")
 
 
 def found(tmp_path: Path, truncated: list[bool | None], **fields: object) -> list[tuple[str, Severity, tuple[TokenLink, ...]]]:
