@@ -329,6 +329,22 @@ def test_recorded_advantages_stand_where_they_are_not_touched() -> None:
     np.testing.assert_allclose(coefficients(found)[1], [1, 1, 1, -1, -1, -1])
 
 
+def test_text_without_tokens_is_one_line_that_says_what_to_give() -> None:
+    texts = [Rollout(sample_id=str(i), group_id="g", response="a b", reward=float(i)) for i in range(2)]
+    with pytest.raises(MissingColumn, match="no response has tokens; analyze again with --tokenizer"):
+        what_if(TokenTable.from_rollouts(1, texts, algorithm=RULE), {"std": "none"})
+
+
+def test_another_rule_may_stand_before_the_change() -> None:
+    """Where the run names none, or to see it under another one."""
+    table = table_of([2, 2], [1.0, 0.0])
+    other = replace(RULE, name="other", std="none")
+    for run in (table, replace(table, algorithm=None)):
+        found = what_if(run, {"std_eps": 0.5}, rule=other)
+        assert found.before == other
+        assert found.nothing_changes
+
+
 def test_without_a_rule_it_says_what_is_missing() -> None:
     with pytest.raises(MissingColumn, match="--algorithm"):
         what_if(replace(recorded_only(), algorithm=None), {"clip_high": 1})

@@ -52,6 +52,11 @@ def two_sides(table: TokenTable, plan: Plan, spans: SpanTable | None = None, wor
     Raises:
         MissingColumn: what changes cannot be recomputed, with what is missing.
     """
+    if not table.n_tokens:
+        raise MissingColumn(
+            f"step {table.step}: no response has tokens",
+            do="analyze again with --tokenizer or a checkpoint: the text is tokenised",
+        )
     shaped = _shape(table, plan, spans, words)
     fresh = plan.advantage_changes or shaped.reward_changed
     # A mask alone changes advantages only where they follow from rewards; recorded ones stay what they were.
