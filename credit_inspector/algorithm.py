@@ -52,7 +52,8 @@ class Algorithm:
     """λ of GAE and of eligibility traces."""
     observation: Observation = "skip"
     """What discounting does at tokens that are not trained (tool output between turns): ``skip`` carries the running value over
-    them, ``count`` lets the discount tick, ``reset`` sets it to 0 there (SkyRL), ``ignore`` takes no notice of the mask."""
+    them, ``count`` lets the discount tick, ``reset`` sets it to 0 there (older verl; SkyRL's function by itself), ``ignore``
+    takes no notice of the mask."""
     terminal: Literal["last-trained", "last", "after-last"] = "last-trained"
     """Where the response's scalar reward stands: on its last trained token (OpenRLHF, NeMo-RL), on its last token whether
     trained or not (verl, slime), or one slot behind it (TRL's PPO until 1.12)."""

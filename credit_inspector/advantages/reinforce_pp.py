@@ -15,7 +15,8 @@ def reinforce_pp(table: TokenTable, algorithm: Algorithm) -> Floats:
     """``[T]`` G_t = Σ_{k≥t} γ^{k−t} r_k of token rewards (Hu 2025, arXiv 2501.03262); NaN where not trained.
 
     No baseline and no group: ``Algorithm.whiten`` over tokens takes their place. OpenRLHF's ``reinforce`` is this too, with
-    ``observation`` = ``count``; SkyRL's has ``reset``. Without discount and KL every token gets its response's reward.
+    ``observation`` = ``count``; SkyRL's function sets the return to 0 at a gap of its mask (``reset``), and its trainer gives
+    it a mask without gaps. Without discount and KL every token gets its response's reward.
 
     Raises:
         MissingColumn: the KL term needs log-probs that nobody recorded.

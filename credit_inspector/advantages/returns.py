@@ -6,7 +6,7 @@ the recursion does there is ``Algorithm.observation``. One response, a reward of
     loss_mask = [1,    1,    0,    0,    1,   1]
     skip      = [.729, .81,  -,    -,    .9,  1]     # carried over: verl, NeMo-RL
     count     = [.590, .656, -,    -,    .9,  1]     # the discount ticks: OpenRLHF, slime's REINFORCE++
-    reset     = [0,    0,    -,    -,    .9,  1]     # 0 at a gap, so that early turns get nothing: SkyRL
+    reset     = [0,    0,    -,    -,    .9,  1]     # 0 at a gap, so that early turns get nothing: older verl
     ignore    = [.590, .656, -,    -,    .9,  1]     # no mask: rewards and values at the gap count too (slime's PPO)
 
 Every convention is a choice of the tokens that are steps and of where a run of steps ends (``Steps``); the recursion is

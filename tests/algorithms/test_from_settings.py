@@ -16,6 +16,7 @@ from credit_inspector.algorithms import (
     from_open_instruct,
     from_openrlhf,
     from_prime,
+    from_skyrl,
     from_slime,
     from_tinker,
     from_trl,
@@ -25,7 +26,7 @@ from credit_inspector.algorithms.presets import preset
 from credit_inspector.algorithms.settings import Settings, namespace
 from credit_inspector.errors import UsageError
 
-READERS = (from_nemo, from_open_instruct, from_openrlhf, from_prime, from_slime, from_tinker, from_trl, from_verl)
+READERS = (from_nemo, from_open_instruct, from_openrlhf, from_prime, from_skyrl, from_slime, from_tinker, from_trl, from_verl)
 
 # verl 0.9.1, the parts of _generated_ppo_trainer.yaml that say something about the loss.
 VERL = """
@@ -215,6 +216,59 @@ TINKER: dict[str, Any] = {
     "temperature": 1.0,
 }
 
+# SkyRL a956457, the parts of config.py that say something about the loss.
+SKYRL = """
+trainer:
+  algorithm:
+    advantage_estimator: grpo
+    kl_ctrl: {type: fixed, kl_target: 0.1, horizon: 10000}
+    kl_estimator_type: k3
+    use_kl_in_reward: false
+    use_kl_loss: true
+    kl_loss_coef: 0.001
+    use_entropy_loss: false
+    entropy_loss_coef: 0.01
+    temperature: null
+    advantage_batch_normalize: false
+    policy_loss_type: regular
+    loss_reduction: token_mean
+    grpo_norm_by_std: true
+    zero_variance_filter: false
+    lambd: 1.0
+    gamma: 1.0
+    eps_clip_low: 0.2
+    eps_clip_high: 0.2
+    clip_ratio_c: 3.0
+    tis_imp_ratio_cap: -1.0
+    use_tis: false
+    off_policy_correction:
+      tis_ratio_type: null
+      token_tis_ratio_clip_high: 2.0
+      sequence_tis_ratio_clip_high: 5.0
+      sequence_mask_metric: null
+      geo_mask_high: 1.01
+      geo_mask_low: 0.99
+      product_mask_high: 2.0
+      product_mask_low: 0.5
+      outlier_token_is_threshold_low: null
+      outlier_token_is_threshold_high: null
+      token_mask_is_threshold_low: null
+      token_mask_is_threshold_high: null
+    sapo: {tau_pos: 1.0, tau_neg: 1.05}
+    dynamic_sampling: {type: null, max_sample_batches: 30, min_replace_ratio: 0.3}
+    cispo: {cispo_eps_clip_low: 1.0, cispo_eps_clip_high: 4.0, cispo_anchor: old}
+    dppo: {dppo_type: binary_tv, delta_low: 0.2, delta_high: 0.2}
+    max_seq_len: null
+  update_epochs_per_batch: 1
+  train_batch_size: 1024
+  policy_mini_batch_size: 256
+  micro_train_batch_size_per_gpu: 1
+generator:
+  sampling_params: {temperature: 1.0, logprobs: 1}
+  step_wise_trajectories: false
+  apply_overlong_filtering: false
+"""
+
 WRITTEN: dict[ModuleType, Mapping[str, Any]] = {
     from_verl: yaml.safe_load(VERL),
     from_nemo: yaml.safe_load(NEMO),
@@ -223,6 +277,7 @@ WRITTEN: dict[ModuleType, Mapping[str, Any]] = {
     from_prime: PRIME,
     from_open_instruct: OPEN_INSTRUCT,
     from_tinker: TINKER,
+    from_skyrl: yaml.safe_load(SKYRL),
 }
 
 
@@ -544,9 +599,119 @@ def test_the_tinker_cookbooks_defaults_are_the_presets() -> None:
     assert tight.ratio_bounds == (0.9, 1.1)
 
 
+SKY = "trainer__algorithm__"
+NO_KL = {f"{SKY}use_kl_loss": False}
+ESTIMATOR, KIND = f"{SKY}advantage_estimator", f"{SKY}policy_loss_type"
+CORRECTION = f"{SKY}off_policy_correction__"
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ("grpo", NO_KL),
+        ("rloo", {ESTIMATOR: "rloo", **NO_KL}),
+        ("maxrl", {ESTIMATOR: "maxrl", **NO_KL}),
+        ("reinforce_pp", {ESTIMATOR: "reinforce++", **NO_KL}),
+        ("cispo", {KIND: "cispo", **NO_KL}),
+        ("gspo", {KIND: "gspo", f"{SKY}loss_reduction": "sequence_mean"}),
+    ],
+)
+def test_skyrls_defaults_are_the_presets(rule: str, changes: dict[str, Any]) -> None:
+    is_preset(read(from_skyrl, **changes), f"skyrl-a956457/{rule}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({f"{SKY}grpo_norm_by_std": False}, {"std": "none"}),
+        ({f"{SKY}eps_clip_low": 0.1, f"{SKY}eps_clip_high": 0.28}, {"clip_low": 0.1, "clip_high": 0.28, "dual_clip": None}),
+        ({KIND: "dual_clip"}, {"loss": "ppo_clip", "dual_clip": 3.0, "log_ratio_clamp": 20.0}),
+        ({KIND: "sapo", f"{SKY}sapo__tau_neg": 1.1}, {"loss": "sapo", "settings": {"tau_pos": 1.0, "tau_neg": 1.1}}),
+        ({KIND: "cispo", f"{SKY}cispo__cispo_anchor": "rollout"}, {"ratio_from": "rollout", "clip_high": 4.0}),
+        ({KIND: "dppo"}, {"loss": "dppo_tv", "dual_clip": None, "ratio_from": "rollout"}),
+        (
+            {KIND: "dppo", f"{SKY}dppo__dppo_type": "binary_kl", "generator__sampling_params__logprobs": None},
+            {"loss": "dppo_kl", "ratio_from": "old"},
+        ),
+        ({KIND: "importance_sampling"}, {"loss": "ppo_clip", "log_ratio_clamp": None, "clip_bounds": "absolute"}),
+        ({KIND: "clip_cov"}, {"loss": "clip_cov"}),
+        (
+            {ESTIMATOR: "gae", f"{SKY}gamma": 0.99, f"{SKY}lambd": 0.95},
+            {"advantage": "gae", "gamma": 0.99, "lam": 0.95, "observation": "ignore", "terminal": "last", "whiten": "tokens"},
+        ),
+        ({f"{SKY}loss_reduction": "token_mean_legacy"}, {"aggregation": "token-mean", "micro_batch": 1}),
+        (
+            {f"{SKY}loss_reduction": "seq_mean_token_sum_norm", f"{SKY}max_seq_len": 4096},
+            {"aggregation": "seq-mean-token-sum-norm", "horizon": 4096.0},
+        ),
+        (
+            {f"{SKY}use_kl_in_reward": True, f"{SKY}kl_estimator_type": "k1"},
+            {"kl_beta": 0.0, "kl_in_reward": 0.001, "kl_in_reward_estimator": "k1", "kl_in_reward_as": "scalar"},
+        ),
+        ({f"{SKY}use_kl_in_reward": True, ESTIMATOR: "gae"}, {"kl_in_reward_as": "token-rewards"}),
+        (
+            {f"{SKY}use_tis": True, f"{SKY}tis_imp_ratio_cap": 3.0},
+            {"rollout_weight": "token", "rollout_high": 3.0, "rollout_outside": "truncate"},
+        ),
+        ({f"{CORRECTION}tis_ratio_type": "token"}, {"rollout_weight": "token", "rollout_high": 2.0}),
+        ({f"{CORRECTION}tis_ratio_type": "sequence"}, {"rollout_weight": "sequence-product", "rollout_high": 5.0}),
+        (
+            {f"{CORRECTION}sequence_mask_metric": "geometric"},
+            {"rollout_weight": "none", "rollout_gate": "sequence-geo", "rollout_low": 0.99, "rollout_outside": "mask"},
+        ),
+        (
+            {f"{CORRECTION}sequence_mask_metric": "product"},
+            {"rollout_gate": "sequence-product", "rollout_low": 0.5, "rollout_high": 2.0},
+        ),
+        (
+            {f"{CORRECTION}token_mask_is_threshold_low": 0.5, f"{CORRECTION}token_mask_is_threshold_high": 5.0},
+            {"rollout_weight": "none", "rollout_gate": "token", "rollout_low": 0.5, "rollout_high": 5.0},
+        ),
+        ({f"{CORRECTION}token_mask_is_threshold_high": 5.0}, {"rollout_gate": "weight", "rollout_high": None}),
+        ({f"{SKY}dynamic_sampling__type": "filter"}, {"drop_dead_groups": True}),
+        ({f"{SKY}dynamic_sampling__type": "replace"}, {"drop_dead_groups": False}),
+        ({f"{SKY}zero_variance_filter": True}, {"drop_dead_groups": True}),
+        ({"generator__apply_overlong_filtering": True}, {"mask_truncated": True}),
+        ({f"{SKY}use_entropy_loss": True}, {"entropy_bonus": 0.01}),
+        ({"generator__sampling_params__temperature": 0.7}, {"temperature": 0.7}),
+        ({"generator__sampling_params__temperature": 0.7, f"{SKY}temperature": 0.9}, {"temperature": 0.9}),
+        ({"trainer__update_epochs_per_batch": 2, "trainer__train_batch_size": 512}, {"updates_per_batch": 4}),
+    ],
+)
+def test_skyrls_settings(changes: dict[str, Any], fields: dict[str, Any]) -> None:
+    found = read(from_skyrl, **{**NO_KL, **changes})
+    assert {name: getattr(found, name) for name in fields} == fields
+
+
+def test_skyrl_says_what_it_averages_in_its_own_way() -> None:
+    changes = {"trainer.algorithm.use_kl_loss": False, "trainer.algorithm.use_entropy_loss": True}
+    settings = Settings(changed(WRITTEN[from_skyrl], {**changes, "trainer.algorithm.advantage_estimator": "reinforce++"}))
+    from_skyrl.algorithm_of(settings)
+    assert [note.split(",")[0] for note in settings.notes] == [
+        "SkyRL whitens advantages over all tokens of a response",
+        "SkyRL averages its entropy bonus over the tokens of each micro-batch",
+    ]
+
+
 @pytest.mark.parametrize(
     ("reader", "changes", "said"),
     [
+        (from_skyrl, {}, "use_kl_loss (a mean over responses)"),
+        (from_skyrl, {ESTIMATOR: "my_own"}, "advantage_estimator='my_own'"),
+        (from_skyrl, {KIND: "kl_cov"}, "policy_loss_type='kl_cov'"),
+        (from_skyrl, {f"{SKY}loss_reduction": "prompt_mean"}, "loss_reduction='prompt_mean'"),
+        (from_skyrl, {f"{SKY}advantage_batch_normalize": True}, "advantage_batch_normalize"),
+        (from_skyrl, {"generator__step_wise_trajectories": True}, "step_wise_trajectories"),
+        (from_skyrl, {**NO_KL, f"{SKY}use_kl_in_reward": True, f"{SKY}kl_ctrl__type": "adaptive"}, "adaptive KL coefficient"),
+        (from_skyrl, {**NO_KL, f"{SKY}kl_estimator_type": "k4"}, "kl_estimator_type='k4'"),
+        (from_skyrl, {f"{SKY}zero_variance_filter": True, f"{SKY}loss_reduction": "sequence_mean"}, "zero_variance_filter"),
+        (from_skyrl, {f"{CORRECTION}outlier_token_is_threshold_high": 100}, "outlier_token_is_threshold"),
+        (
+            from_skyrl,
+            {f"{CORRECTION}tis_ratio_type": "token", f"{CORRECTION}sequence_mask_metric": "product"},
+            "more than one of",
+        ),
+        (from_skyrl, {f"{SKY}use_tis": True}, "tis_imp_ratio_cap"),
         (from_verl, {"algorithm__adv_estimator": "my_own"}, "adv_estimator='my_own'"),
         (from_verl, {MODE: "my_own"}, "loss_mode='my_own'"),
         (from_verl, {"algorithm__use_pf_ppo": True}, "use_pf_ppo"),

@@ -189,6 +189,8 @@ def test_a_lone_success_gets_what_its_trainer_gives_it(name: str) -> None:
         ("nemo-rl-7ea279a/gdpo", 1.5, -0.5),
         ("prime-rl-559b447/maxrl", 3.0, -1.0),
         ("slime-624b824/reinforce_pp", 1.0, 0.0),
+        ("ms-swift-3602360/grpo", 0.75 / (0.5 + 1e-4), -0.25 / (0.5 + 1e-4)),
+        ("areal-4aef98d/grpo", 1.5 * (1 / (1 + 1e-5)), -0.5 * (1 / (1 + 1e-5))),
     ],
 )
 def test_a_lone_success_by_hand(name: str, success: float, failure: float) -> None:
