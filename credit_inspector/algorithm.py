@@ -23,6 +23,17 @@ KLGradient = Literal["autograd", "ratio-weighted", "score-weighted", "ratio-capp
 Observation = Literal["skip", "count", "reset", "ignore"]
 RatioLevel = Literal["token", "sequence", "sequence-token", "product"]
 
+RolloutGate = Literal[
+    "weight",
+    "token",
+    "sequence-product",
+    "sequence-geo",
+    "token-binary-kl",
+    "sequence-binary-kl",
+    "token-tv",
+    "sequence-tv",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
@@ -111,10 +122,9 @@ class Algorithm:
 
     rollout_weight: Literal["none", "token", "sequence-product", "sequence-geo"] = "none"
     """The weight κ = π_old / π_rollout by which a token's loss is corrected, as a constant."""
-    rollout_gate: Literal["weight", "token", "sequence-product", "sequence-geo", "token-binary-kl", "sequence-binary-kl"] = (
-        "weight"
-    )
-    """What is held against the two bounds: the weight itself, another form of κ, or the binary KL of the sampled token."""
+    rollout_gate: RolloutGate = "weight"
+    """What is held against the two bounds: the weight itself, another form of κ, or the binary KL or total variation of the
+    sampled token, of each or as mean over the response."""
     rollout_low: float | None = None
     rollout_high: float | None = None
     rollout_outside: Literal["truncate", "mask"] = "truncate"

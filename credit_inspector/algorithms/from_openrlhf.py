@@ -106,6 +106,8 @@ def _rollout(settings: Settings) -> dict[str, Any]:
         ("ratio", "seq"): "sequence-geo",
         ("binary_kl", "token"): "token-binary-kl",
         ("binary_kl", "seq"): "sequence-binary-kl",
+        ("tv", "token"): "token-tv",
+        ("tv", "seq"): "sequence-tv",
     }
     if (gating, level) not in gates:
         raise UsageError(f"OpenRLHF's is_correction_gating={gating!r} is not computed")

@@ -28,7 +28,7 @@ def rollout_weights(table: TokenTable, algorithm: Algorithm) -> Known:
 
     κ = π_old / π_rollout, of the token, or as product or geometric mean over the response's trained tokens
     (``Algorithm.rollout_weight``). A weight outside the bounds is held at them (TIS), or 0; what is looked at may be
-    another form of κ, or the binary KL of the sampled token (``Algorithm.rollout_gate``):
+    another form of κ, or the binary KL or total variation of the sampled token (``Algorithm.rollout_gate``):
 
     ==================================  ==========  ===================  ==========================
     trainer                             weight      gate                 outside
@@ -41,7 +41,7 @@ def rollout_weights(table: TokenTable, algorithm: Algorithm) -> Known:
                                         product
     NeMo-RL 7ea279a ``seq-mask-tis``    token       sequence-geo         mask
     OpenRLHF 0.11.2 ``is_correction``   token       weight, geo, binary  truncate (token), mask
-                                                    KL
+                                                    KL, TV
     slime 624b824 ``use_tis``           token       weight               truncate
     open-instruct e6c3044               token, geo  weight               truncate
     ==================================  ==========  ===================  ==========================
@@ -116,12 +116,11 @@ def _gates_itself(algorithm: Algorithm) -> bool:
 
 def _gate(table: TokenTable, algorithm: Algorithm, known: Engine) -> Floats:
     """``[T]`` what is held against the bounds, where it is not the weight itself; a token without log-probs is no evidence."""
-    if not algorithm.rollout_gate.endswith("binary-kl"):
+    level, _, measure = algorithm.rollout_gate.partition("-")
+    if measure not in _DIVERGENCES:
         return np.exp(_form(table, algorithm.rollout_gate, known.log_kappa))
-    divergence = np.where(table.loss_mask & ~known.unknown, _binary_kl(known.rollout, known.trainer), 0.0)
-    if algorithm.rollout_gate == "token-binary-kl":
-        return divergence
-    return table.to_tokens(_sum_or_mean(table, divergence, mean=True))
+    divergence = np.where(table.loss_mask & ~known.unknown, _DIVERGENCES[measure](known.rollout, known.trainer), 0.0)
+    return divergence if level == "token" else table.to_tokens(_sum_or_mean(table, divergence, mean=True))
 
 
 def _binary_kl(rollout: Floats, trainer: Floats) -> Floats:
@@ -129,6 +128,16 @@ def _binary_kl(rollout: Floats, trainer: Floats) -> Floats:
     p, q = (np.clip(np.exp(values), 1e-6, 1 - 1e-6) for values in (rollout, trainer))
     divergence: Floats = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
     return divergence
+
+
+def _total_variation(rollout: Floats, trainer: Floats) -> Floats:
+    """How far the two policies' probabilities of the sampled token stand apart, with OpenRLHF's clamp."""
+    p, q = (np.clip(np.exp(values), 1e-6, 1 - 1e-6) for values in (rollout, trainer))
+    distance: Floats = np.abs(p - q)
+    return distance
+
+
+_DIVERGENCES = {"binary-kl": _binary_kl, "tv": _total_variation}
 
 
 def _bounded(algorithm: Algorithm, weight: Floats, gate: Floats) -> tuple[Floats, NDArray[np.bool_]]:

@@ -16,9 +16,8 @@ from credit_inspector.table import TokenTable
 Vector = dict[str, Any]
 Checks = dict[str, Callable[[Vector], None]]
 _DATA = Path(__file__).parents[1] / "data"
-VECTORS: list[Vector] = [
-    vector for name in ("oracles.json", "oracles_verl.json") for vector in json.loads((_DATA / name).read_text())["vectors"]
-]
+_FILES = ("oracles.json", "oracles_verl.json", "oracles_openrlhf.json")
+VECTORS: list[Vector] = [vector for name in _FILES for vector in json.loads((_DATA / name).read_text())["vectors"]]
 
 
 def rule(**fields: Any) -> Algorithm:

@@ -85,7 +85,8 @@ def openrlhf(vector: Vector) -> dict[str, Any]:
     params = vector["params"]
     fields = {"clip_low": params["clip_eps_low"], "clip_high": params["clip_eps_high"], "dual_clip": params.get("dual_clip")}
     if params.get("policy_loss_type") == "gspo":
-        return {**fields, "ratio_level": "sequence", "aggregation": "seq-mean-token-mean"}
+        ratio_from = "rollout" if "is_correction_level" in params else "old"
+        return {**fields, "ratio_level": "sequence", "ratio_from": ratio_from, "aggregation": "seq-mean-token-mean"}
     mode = "token-mean" if params.get("token_level_loss", True) else "seq-mean-token-mean"
     return {**fields, "log_ratio_clamp": 20.0, "aggregation": mode, **openrlhf_correction(params)}
 
@@ -99,6 +100,8 @@ def openrlhf_correction(params: dict[str, Any]) -> dict[str, Any]:
         ("seq", "ratio"): "sequence-geo",
         ("token", "binary_kl"): "token-binary-kl",
         ("seq", "binary_kl"): "sequence-binary-kl",
+        ("token", "tv"): "token-tv",
+        ("seq", "tv"): "sequence-tv",
     }
     return {
         "rollout_weight": "token",
