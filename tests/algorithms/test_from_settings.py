@@ -524,6 +524,14 @@ def _as_namespace(value: Any) -> Any:
             {"rollout_gate": "sequence-binary-kl", "rollout_low": 0.0, "rollout_high": 0.004, "rollout_outside": "mask"},
         ),
         (
+            {
+                "algo.advantage.is_correction_level": "token",
+                "algo.advantage.is_correction_gating": "tv",
+                "algo.advantage.is_correction_threshold": [0.2],
+            },
+            {"rollout_gate": "token-tv", "rollout_low": 0.0, "rollout_high": 0.2, "rollout_outside": "mask"},
+        ),
+        (
             {"algo.advantage.is_correction_level": "token", "actor.policy_loss_type": "gspo"},
             {"ratio_level": "sequence", "ratio_from": "rollout", "rollout_weight": "none"},
         ),
