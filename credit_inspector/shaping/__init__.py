@@ -54,6 +54,12 @@ class ShapingInputs:
         """``[N]`` rewards so far; NaN where none was recorded."""
         return self.table.reward
 
+    @property
+    def lengths(self) -> Floats:
+        """``[N]`` trained tokens of each response; NaN where its tokens are not known."""
+        known = np.array([rollout.response_ids is not None for rollout in self.table.rollouts], np.bool_)
+        return np.where(known, self.table.trained_lengths, np.nan)
+
     @cached_property
     def responses(self) -> tuple[str | None, ...]:
         """``[N]`` the text of each response: as recorded, else from its tokens."""

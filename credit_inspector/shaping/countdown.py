@@ -100,12 +100,13 @@ def process_reward(
 ) -> Change:
     """Countdown: adds weight times the weighted mean of all_used, each_once, closeness and correct.
 
-    The numbers that follow are the parts' weights in that mean. ``replace=1`` takes it instead of the reward.
+    The numbers that follow are the parts' weights in that mean. ``replace=1`` takes it instead of the reward. A response that
+    names no numbers and target, or has no text, is left without a reward.
     """
     parts = {"all_used": all_used, "each_once": each_once, "closeness": closeness, "correct": correct}
     total = sum(abs(share) for share in parts.values()) or 1.0
     tasks = _tasks(step)
-    added = np.zeros(step.table.n_rows)
+    added = np.full(step.table.n_rows, np.nan)
     for row, text, task in _known(step, tasks):
         found = process_of(text, task)
         added[row] = sum(share * float(getattr(found, name)) for name, share in parts.items()) / total

@@ -60,9 +60,10 @@ def format_reward(
     """Adds weight for a response with exactly one ``<answer>…</answer>`` and nothing after it.
 
     ``parsable``: the answer has to be an arithmetic expression with a value. ``nothing_before``: no reasoning in front of it.
-    ``pay=all`` pays for all of these together, ``each`` the share that is kept. A response without text gets nothing.
+    ``pay=all`` pays for all of these together, ``each`` the share that is kept. A response whose text is
+    not known is left without a reward.
     """
-    kept = np.zeros(step.table.n_rows)
+    kept = np.full(step.table.n_rows, np.nan)
     for row, text in enumerate(step.responses):
         if text is None:
             continue

@@ -32,10 +32,12 @@ def reward(step: ShapingInputs, *, function: str = "", weight: float = 1.0, add:
         text = step.responses[row]
         if text is not None:
             values[row] = _call(score, function, rollout.sample_id, (rollout.prompt, text, dict(rollout.extra)))
+    scored = np.isfinite(values)
+    unscored = int(np.count_nonzero(~scored))
+    left = "keep the reward they had" if add else "got none"
+    note = f"reward {function}: {unscored} of {len(values)} responses {left}" if unscored else ""
     if add:
-        return Change(reward=step.reward + weight * np.where(np.isfinite(values), values, 0.0))
-    unscored = int(np.count_nonzero(~np.isfinite(values)))
-    note = f"reward {function}: {unscored} of {len(values)} responses got none" if unscored else ""
+        return Change(reward=np.where(scored, step.reward + weight * values, step.reward), note=note)
     return Change(reward=weight * values, replaces=True, note=note)
 
 

@@ -1,7 +1,7 @@
 """Length penalties, as trainers and papers have them.
 
 |y| is the number of trained tokens where a method counts what the policy wrote, and of all response tokens where a trainer
-counts them. A response without a reward stays without one.
+counts them. A response without a reward stays without one, and one whose tokens are not known is left without.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ Who = Literal["all", "right"]
 @shaping("length_penalty", main="alpha")
 def length_penalty(step: ShapingInputs, *, alpha: float = 0.001, only: Who = "all") -> Change:
     """Reward − alpha · |y|, |y| the trained tokens; ``only=right`` leaves wrong answers as they are."""
-    lengths = step.table.trained_lengths.astype(np.float64)
-    taken = np.where(_who(step, only), alpha * lengths, 0.0)
+    taken = np.where(_who(step, only), alpha * step.lengths, 0.0)
     return Change(reward=step.reward - taken)
 
 
@@ -43,7 +42,8 @@ def overlong(
     most, soft = _given(step, "max", max), _given(step, "buffer", buffer)
     if soft > most:
         raise UsageError(f"overlong.buffer is {soft:g}", wanted=f"at most overlong.max, {most:g}")
-    penalty = overlong_penalty(step.table.lengths.astype(np.float64), most, soft, factor, floor=floor)
+    lengths = np.where(np.isnan(step.lengths), np.nan, step.table.lengths)
+    penalty = overlong_penalty(lengths, most, soft, factor, floor=floor)
     hit = int(np.count_nonzero(penalty < 0))
     return Change(
         reward=step.reward + penalty, note=f"overlong: {hit} of {len(penalty)} responses are beyond {most - soft:g} tokens"
@@ -64,16 +64,16 @@ def kimi_length(step: ShapingInputs, *, weight: float = 1.0) -> Change:
 
     Kimi Team 2025, section 2.3.3. A group whose responses are equally long gets 0.
     """
-    added = kimi_reward(step.table.trained_lengths.astype(np.float64), step.right, step.table.group)
+    added = kimi_reward(step.lengths, step.right, step.table.group)
     return Change(reward=step.reward + weight * added)
 
 
 def kimi_reward(lengths: Floats, right: NDArray[np.bool_], group: NDArray[np.int64]) -> Floats:
-    """``[N]`` λ of each response; 0 without a group, and in a group of equal lengths."""
-    low, high = _extreme(np.minimum, lengths, group, np.inf), _extreme(np.maximum, lengths, group, -np.inf)
+    """``[N]`` λ of each response; 0 without a group, and in a group of equal lengths; NaN without a length."""
+    low, high = _extreme(np.fmin, lengths, group, np.inf), _extreme(np.fmax, lengths, group, -np.inf)
     wide = (group >= 0) & (high > low)
     scaled: Floats = 0.5 - np.divide(lengths - low, high - low, out=np.full(len(lengths), 0.5), where=wide)
-    return np.where(right, scaled, np.minimum(scaled, 0.0))
+    return np.where(np.isnan(lengths), np.nan, np.where(right, scaled, np.minimum(scaled, 0.0)))
 
 
 @shaping("prime_length", main="output")
@@ -84,12 +84,12 @@ def prime_length(step: ShapingInputs, *, output: float = 0.1, input: float = 0.0
     group's and at least 1. A group whose mean reward is 0 is not penalised.
     """
     table = step.table
-    out = table.trained_lengths.astype(np.float64)
+    out = step.lengths
     prompt = np.array([0 if r.prompt_ids is None else len(r.prompt_ids) for r in table.rollouts], dtype=np.float64)
     counted = ((output, out), (input, prompt + table.lengths - out), (turns, _turns(table)))
     share = np.zeros(table.n_rows)
     for weight, values in counted:
-        share += weight * values / np.maximum(_extreme(np.maximum, values, table.group, 0.0), 1.0)
+        share += weight * values / np.maximum(_extreme(np.fmax, values, table.group, 0.0), 1.0)
     return Change(reward=step.reward - _group_mean(step.reward, table.group) * share)
 
 
@@ -97,7 +97,7 @@ def prime_length(step: ShapingInputs, *, output: float = 0.1, input: float = 0.0
 def concise(step: ShapingInputs, *, alpha: float = 0.5, length: float | None = None) -> Change:
     """Instead of the reward, "correct and concise": 1 − alpha · min(|y|, length) / length for a right answer, else 0."""
     most = _given(step, "length", length)
-    used = np.minimum(step.table.trained_lengths, most) / most
+    used = np.minimum(step.lengths, most) / most
     reward = np.where(step.right, 1.0 - alpha * used, 0.0)
     return Change(reward=np.where(np.isfinite(step.reward), reward, np.nan), replaces=True)
 

@@ -24,13 +24,14 @@ def with_rewards(table: TokenTable, name: str, reward: Floats, rule: Algorithm, 
         _rewarded(rollout, name, float(value), replaces=replaces) for rollout, value in zip(table.rollouts, reward, strict=True)
     )
     columns = dict(table.columns)
-    added = np.where(np.isfinite(reward), reward, 0.0) - np.where(np.isfinite(table.reward), table.reward, 0.0)
+    # Without a reward before, all of the new one is added; without one now, what stands there is unknown.
+    added = reward - np.where(np.isfinite(table.reward), table.reward, 0.0)
     slot = terminal(table, rule)
     rows = np.flatnonzero(slot >= 0)
     for column in (SCORED, SUMMED):
         if table.has(column):
             values = table.values(column)
-            values[slot[rows]] = np.nan_to_num(values[slot[rows]]) + added[rows]
+            values[slot[rows]] = _rewards_at(table, values, slot[rows]) + added[rows]
             columns[column] = _like(columns[column], values)
     return replace(table, rollouts=rollouts, columns=columns)
 
@@ -47,11 +48,17 @@ def with_mask(table: TokenTable, mask: NDArray[np.bool_], rule: Algorithm) -> To
     for column in (SCORED, SUMMED):
         if table.has(column):
             values = table.values(column)
-            moved = np.nan_to_num(values[was[rows]])
+            moved = _rewards_at(table, values, was[rows])
             values[was[rows]] = 0.0
-            values[now[rows]] = np.nan_to_num(values[now[rows]]) + moved
+            values[now[rows]] = _rewards_at(table, values, now[rows]) + moved
             after.columns[column] = _like(table.columns[column], values)
     return after
+
+
+def _rewards_at(table: TokenTable, values: Floats, at: NDArray[np.int64]) -> Floats:
+    """What stands on these tokens: nothing recorded is no reward where the token is not trained, and unknown where it is."""
+    stored = values[at]
+    return np.where(np.isnan(stored) & ~table.loss_mask[at], 0.0, stored)
 
 
 def _rewarded(rollout: Rollout, name: str, value: float, *, replaces: bool) -> Rollout:

@@ -164,7 +164,7 @@ def step_what_if(
             if name in pairs
         },
         contribution=None if split is None else split.of(CHANGE),
-        flips=_flips(*pairs["credit/coefficient"]),
+        flips=_flips(sides, pairs["credit/coefficient"]),
         clipped=_clipped(pairs.get("clip")),
         changed=_changed(sides, pairs),
         doubling=doubling,
@@ -207,8 +207,10 @@ def _signal(table: TokenTable) -> Floats:
     return (table.sum_by_row(pushed != 0) > 0).astype(np.float64)
 
 
-def _flips(before: Floats, after: Floats) -> dict[str, int]:
-    was, now = np.sign(np.nan_to_num(before)), np.sign(np.nan_to_num(after))
+def _flips(sides: Sides, pair: Pair) -> dict[str, int]:
+    """A token that is not trained has no push; a trained one whose push is unknown on one side is left out."""
+    unknown = (sides.before.loss_mask & np.isnan(pair.before)) | (sides.after.loss_mask & np.isnan(pair.after))
+    was, now = (np.sign(np.nan_to_num(side)) for side in (pair.before[~unknown], pair.after[~unknown]))
     found = {
         "up to down": (was > 0) & (now < 0),
         "down to up": (was < 0) & (now > 0),

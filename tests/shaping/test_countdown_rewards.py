@@ -150,13 +150,13 @@ def step(texts: list[str | None], extras: list[dict[str, Any]]) -> ShapingInputs
     return ShapingInputs(table=table, algorithm=rule, right=np.zeros(len(texts), bool), named="process_reward")
 
 
-def test_process_reward_counts_what_it_could_not_judge() -> None:
+def test_process_reward_leaves_what_it_could_not_judge_without_a_reward() -> None:
     task = {"numbers": [2, 3], "target": 6}
     asked = wanted("process_reward", {}, "1.0")
     assert asked is not None
     found = asked(step(["<answer>2*3</answer>", "<answer>2+2</answer>", "<answer>2*3</answer>", None], [task, task, {}, task]))
     near = float(1 - Fraction(2, 6))
-    np.testing.assert_allclose(found.reward, [1.0, near / 3, 0.0, 0.0])
+    np.testing.assert_allclose(found.reward, [1.0, near / 3, np.nan, np.nan])
     assert found.note == "1 of 4 responses name no numbers and target"
     with pytest.raises(MissingColumn, match="numbers and target"):
         asked(step(["<answer>2*3</answer>"], [{}]))

@@ -125,3 +125,16 @@ def test_constants() -> None:
     np.testing.assert_allclose(reward(table, "reward_shift", by=-0.45), [0.55, -0.45, np.nan])
     np.testing.assert_allclose(reward(table, "reward_scale", by=2.0), [2, 0, np.nan])
     np.testing.assert_allclose(reward(table, "outcome_reward", [True, False, False], right=3.0, wrong=-1.0), [3, -1, np.nan])
+
+
+@pytest.mark.parametrize("name", ["length_penalty", "overlong", "kimi_length", "prime_length", "concise"])
+def test_a_response_whose_tokens_are_not_known_has_no_length_and_so_no_reward(name: str) -> None:
+    """Length 0 would make it the shortest of its group, and pay it."""
+    known = [
+        Rollout(sample_id=str(i), group_id="g", response_ids=np.zeros(n, np.int32), reward=1.0) for i, n in enumerate((4, 8))
+    ]
+    unknown = Rollout(sample_id="text", group_id="g", response="a b", reward=1.0)
+    settings = {"overlong": {"max": 10, "buffer": 5}, "concise": {"length": 10}}.get(name, {})
+    alone = change(TokenTable.from_rollouts(0, known), name, [True, True], **settings).reward
+    beside = change(TokenTable.from_rollouts(0, [*known, unknown]), name, [True, True, True], **settings).reward
+    np.testing.assert_allclose(beside, [*alone, np.nan])
