@@ -49,14 +49,25 @@ def share(part: Floats, whole: Floats, responses: Sequence[str]) -> Share:
 
     Entries of one name are resampled together.
     """
+    n, ratios = resampled([(part, whole)], responses)
+    if n == 0 or whole.sum() <= 0:
+        return Share(np.nan, np.nan, np.nan, n)
+    low, high = np.nanpercentile(ratios[0], [2.5, 97.5])
+    return Share(float(part.sum() / whole.sum()), float(low), float(high), n)
+
+
+def resampled(sums: Sequence[tuple[Floats, Floats]], responses: Sequence[str]) -> tuple[int, list[Floats]]:
+    """How many responses there are, and for each ``(part, whole)`` its ``[RESAMPLES]`` shares.
+
+    All from the same draws, so that two shares may be compared draw by draw; NaN where a draw has nothing paid.
+    """
     names, member = np.unique(np.asarray(responses, dtype=object).astype(str), return_inverse=True)
     n = len(names)
-    parts = np.bincount(member, weights=part, minlength=n)
-    wholes = np.bincount(member, weights=whole, minlength=n)
-    if n == 0 or wholes.sum() <= 0:
-        return Share(np.nan, np.nan, np.nan, n)
+    if not n:
+        return 0, [np.full(RESAMPLES, np.nan) for _ in sums]
     drawn = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-    totals = drawn @ wholes
-    ratios = np.divide(drawn @ parts, totals, out=np.full(RESAMPLES, np.nan), where=totals > 0)
-    low, high = np.nanpercentile(ratios, [2.5, 97.5])
-    return Share(float(parts.sum() / wholes.sum()), float(low), float(high), n)
+    ratios = []
+    for part, whole in sums:
+        top, bottom = (drawn @ np.bincount(member, weights=values, minlength=n) for values in (part, whole))
+        ratios.append(np.divide(top, bottom, out=np.full(RESAMPLES, np.nan), where=bottom > 0))
+    return n, ratios

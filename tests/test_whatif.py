@@ -26,6 +26,7 @@ from credit_inspector.shaping import shapings
 from credit_inspector.store import Store
 from credit_inspector.table import Provenance, TokenTable
 from credit_inspector.whatif import WhatIf, keys, plan, what_if
+from credit_inspector.whatif.changed import with_rewards
 from credit_inspector.whatif.panels import panels
 
 RULE = Algorithm(name="test/grpo", source="recorded", std_eps=0.0, count_empty=True)
@@ -495,3 +496,10 @@ def test_text_of_the_run_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     assert ":smile:" in text
     assert "\x1b" not in text
     json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_a_token_reward_whose_new_value_is_unknown_is_unknown_and_no_zero() -> None:
+    table = table_of([3, 3], [1.0, 0.0])
+    table.add("reward/token", [0, 0, 1, 0, 0, 0], Provenance.RECORDED)
+    changed = with_rewards(table, "x", np.array([np.nan, 0.5]), RULE)
+    np.testing.assert_array_equal(changed.values("reward/token"), [0, 0, np.nan, 0, 0, 0.5])

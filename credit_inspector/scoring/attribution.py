@@ -5,7 +5,6 @@ What is asked about comes in as a function, so that the same code serves a langu
 =========================  =========================================  ===================================================
 ``leave_one_out``          ``[K, n]`` who is there → ``[K]`` values   v(N) − v(N without t)
 ``shapley``                the same                                   mean over all orders of what t adds; up to 12 players
-``shapley_sampled``        the same                                   the same from random orders, with its error
 ``integrated_gradients``   ``[K, L, H]`` inputs → ``[K]`` values      what each input adds on the way from a baseline
 ``input_gradients``        the same                                   the slope at the input: saliency, gradient × input
 ``inner_products``         parameters → ``[T]`` log-probs             ⟨∇l_t, v⟩ of every token for one direction v
@@ -67,7 +66,11 @@ def shapley(game: Game, players: int) -> Floats:
         UsageError: more players than ``LIMIT``.
     """
     if players > LIMIT:
-        raise UsageError(f"exact Shapley values of {players} players", wanted=f"at most {LIMIT}", do="use shapley_sampled")
+        raise UsageError(
+            f"exact Shapley values of {players} players",
+            wanted=f"at most {LIMIT}",
+            do="sample orders with captum.attr.ShapleyValueSampling",
+        )
     number = np.arange(2**players)
     there = (number[:, None] >> np.arange(players) & 1).astype(np.bool_)
     value = _valued(game, there)
@@ -77,41 +80,6 @@ def shapley(game: Game, players: int) -> Floats:
         without = number[~there[:, player]]
         found[player] = weight[there[without].sum(1)] @ (value[without | 1 << player] - value[without])
     return found
-
-
-class Sampled(NamedTuple):
-    """Shapley values from some of the orders."""
-
-    values: Floats
-    """``[n]``; they add up to v(everyone) − v(nobody) exactly, whatever was drawn."""
-    error: Floats
-    """``[n]`` standard error over pairs of orders; NaN with a single pair."""
-
-
-def shapley_sampled(game: Game, players: int, pairs: int, rng: np.random.Generator) -> Sampled:
-    """Shapley values as means over random orders of what a player adds to those before it (Castro et al. 2009).
-
-    Orders come in pairs, one and its reverse: what adds up over a pair varies less than over two orders drawn apart
-    (Mitchell et al. 2022). Unbiased; 2 · pairs · (n + 1) coalitions.
-
-    Raises:
-        UsageError: no pair asked for.
-    """
-    if pairs < 1:
-        raise UsageError(f"Shapley values from {pairs} pairs of orders", wanted="at least 1")
-    found = np.empty((pairs, players))
-    for pair in range(pairs):
-        order = rng.permutation(players)
-        found[pair] = (_along(game, order) + _along(game, order[::-1])) / 2
-    error = found.std(axis=0, ddof=1) / np.sqrt(pairs) if pairs > 1 else np.full(players, np.nan)
-    return Sampled(found.mean(axis=0), error)
-
-
-def _along(game: Game, order: NDArray[np.int64]) -> Floats:
-    """``[n]`` what each player adds to those before it in one order."""
-    rank = np.argsort(order)
-    value = _valued(game, rank[None, :] < np.arange(len(order) + 1)[:, None])
-    return np.diff(value)[rank]
 
 
 def _valued(game: Game, coalitions: Coalitions) -> Floats:

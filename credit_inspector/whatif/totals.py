@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit_inspector.panel import TokenLink
-from credit_inspector.shares import RESAMPLES, SEED, Share, share
+from credit_inspector.shares import Share, resampled, share
 from credit_inspector.table import Floats
 from credit_inspector.whatif.step import MEASURES, RowSums, StepWhatIf
 
@@ -110,16 +110,7 @@ def _share_pair(steps: Sequence[StepWhatIf], measure: str, part: Pick) -> ShareP
 
 def _interval(sides: Sequence[tuple[Floats, Floats]], names: Sequence[str]) -> tuple[float, float]:
     """2.5 % and 97.5 % of after − before, each draw taken on both sides, whole responses at a time."""
-    unique, member = np.unique(np.asarray(names, dtype=object).astype(str), return_inverse=True)
-    n = len(unique)
-    if n == 0:
-        return np.nan, np.nan
-    drawn = np.random.default_rng(SEED).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
-    ratios = []
-    for parts, wholes in sides:
-        top = drawn @ np.bincount(member, weights=parts, minlength=n)
-        bottom = drawn @ np.bincount(member, weights=wholes, minlength=n)
-        ratios.append(np.divide(top, bottom, out=np.full(RESAMPLES, np.nan), where=bottom > 0))
+    _, ratios = resampled(sides, names)
     change = ratios[1] - ratios[0]
     if not np.isfinite(change).any():
         return np.nan, np.nan

@@ -20,7 +20,6 @@ from credit_inspector.scoring.attribution import (
     loss_share,
     pulled_back,
     shapley,
-    shapley_sampled,
 )
 
 # ── players ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -71,32 +70,11 @@ def test_where_players_only_add_all_ways_agree():
     worth = np.linspace(-1, 2, 12)
     for found in (shapley(additive(worth), 12), leave_one_out(additive(worth), 12)):
         np.testing.assert_allclose(found, worth, atol=1e-12)
-    sampled = shapley_sampled(additive(worth), 12, 3, np.random.default_rng(0))
-    np.testing.assert_allclose(sampled.values, worth, atol=1e-12)
-    np.testing.assert_allclose(sampled.error, 0, atol=1e-12)
 
 
-def test_more_players_than_can_be_enumerated_are_sampled():
-    with pytest.raises(UsageError, match="at most 12; use shapley_sampled"):
+def test_more_players_than_can_be_enumerated_are_refused_with_the_way_out():
+    with pytest.raises(UsageError, match="at most 12; sample orders with captum"):
         shapley(additive(np.ones(13)), 13)
-
-
-def test_sampled_values_add_up_and_hit_the_exact_ones_within_their_error():
-    game = any_game(6, 4)
-    exact = shapley(game, 6)
-    one = shapley_sampled(game, 6, 1, np.random.default_rng(1))
-    assert one.values.sum() == pytest.approx(exact.sum())
-    assert np.isnan(one.error).all()
-    many = [shapley_sampled(game, 6, 40, np.random.default_rng(seed)) for seed in range(60)]
-    apart = np.array([(each.values - exact) / each.error for each in many])
-    assert abs(apart.mean()) < 0.2, "unbiased"
-    assert 0.8 < apart.std() < 1.25, "the error is that of the mean"
-
-
-def test_a_pair_of_orders_is_exact_where_only_two_players_meet():
-    """An order and its reverse: each player of a pair comes first once."""
-    found = shapley_sampled(copies, 3, 2, np.random.default_rng(0))
-    np.testing.assert_allclose(found.values, [0.5, 0.5, 2])
 
 
 def test_a_game_without_players_and_a_game_that_forgets_coalitions():
@@ -104,8 +82,6 @@ def test_a_game_without_players_and_a_game_that_forgets_coalitions():
     assert len(shapley(lambda there: np.zeros(len(there)), 0)) == 0
     with pytest.raises(AlignmentError, match="one for each coalition"):
         leave_one_out(lambda there: np.zeros(1), 2)
-    with pytest.raises(UsageError, match="at least 1"):
-        shapley_sampled(copies, 3, 0, np.random.default_rng(0))
 
 
 # ── inputs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
