@@ -80,12 +80,9 @@ def _column(table: TokenTable) -> Floats | None:
 
 def _shared(table: TokenTable, values: Floats) -> Floats:
     """``[T]`` → ``[N]`` the value of all trained tokens of a response, NaN where they differ or there is none."""
-    inside = table.trained(values)
-    mean = table.mean_by_row(inside)
-    middle = table.to_tokens(mean)
+    low, high = table.range_by_row(table.trained(values))
     with np.errstate(invalid="ignore"):
-        apart = np.abs(inside - middle) > TOLERANCE * np.maximum(np.abs(middle), 1.0)
-    return np.where(table.sum_by_row(apart) > 0, np.nan, mean)
+        return np.where(high - low > TOLERANCE * np.maximum(np.abs(high), 1.0), np.nan, high)
 
 
 def _given(table: TokenTable) -> Floats:
