@@ -17,6 +17,7 @@ import math
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -340,7 +341,8 @@ def load_torch(source: Path | bytes, *, allow: Mapping[str, Any] | None = None, 
     _check_archive(source, size, where)
     listed: list[Any] = [(value, name) for name, value in {**_numpy_for_torch(), **(allow or {}), **trusted()}.items()]
     try:
-        with torch.serialization.safe_globals(listed):
+        with warnings.catch_warnings(), torch.serialization.safe_globals(listed):
+            warnings.simplefilter("ignore")  # what is odd in a file is in the error where it matters
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=(mmap and zipfile.is_zipfile(file)) or None)
     except MemoryError:
         raise FormatError(f"{where} asks for more memory than there is") from None

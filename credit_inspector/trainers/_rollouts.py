@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain, compress
 from typing import Any
 
@@ -58,6 +59,12 @@ _STAYS_TEXT = re.compile(
 )
 """Columns that are text by meaning: a gold answer ``007`` is no number."""
 
+
+@lru_cache(maxsize=4096)
+def _stays_text(column: str) -> bool:
+    return _STAYS_TEXT.fullmatch(column) is not None
+
+
 _TOTALS = ("total", "reward", "score", "overall", "final")
 
 
@@ -71,12 +78,17 @@ class Columns:
     """Whether a column outside the mapping is a reward function's value."""
     numpy_text: bool = True
     """Whether text in other columns may stand for a number (JSON written with ``default=str``)."""
+    claimed: frozenset[str] = field(init=False)
+    """The file's columns that the mapping uses."""
+    token_columns: tuple[str, ...] = field(init=False)
+    """Names of the mapping whose values may be lists, one value a token."""
 
-    @property
-    def claimed(self) -> frozenset[str]:
-        """The file's columns that the mapping uses."""
+    def __post_init__(self) -> None:
         names = self.mapping.values()
-        return frozenset(names) | frozenset(name.partition(".")[0] for name in names)
+        claimed = frozenset(names) | frozenset(name.partition(".")[0] for name in names)
+        tokens = tuple(name for name in self.mapping if name not in FIELDS or name == "advantage")
+        object.__setattr__(self, "claimed", claimed)
+        object.__setattr__(self, "token_columns", tokens)
 
 
 class Tally:
@@ -104,10 +116,14 @@ class Tally:
         """How many values of a column were ``finite``, ``missing``, ``infinite`` or ``unreadable``."""
         self._states[name].update(states)
 
+    def finite(self, name: str) -> None:
+        """One value that was as it should be."""
+        self._states[name]["finite"] += 1
+
     def number(self, name: str, value: Any, row: Row) -> float | None:
         """Read a number and count how that went."""
         read = number(value)
-        self.count(name, **{read.state: 1})
+        self._states[name][read.state] += 1
         if read.converted:
             self.converted(row)
         return read.value
@@ -160,7 +176,8 @@ class _Reader:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def get(self, name: str) -> Any:
-        return look_up(self.row.values, self.columns.mapping.get(name))
+        column = self.columns.mapping.get(name)
+        return None if column is None else look_up(self.row.values, column)
 
     def identity(self, name: str) -> str | None:
         value = self.get(name)
@@ -221,7 +238,7 @@ class _Reader:
 
     def unquoted(self, key: str, value: Any) -> Any:
         """A value without the quotes that ``default=str`` put around it."""
-        if not self.columns.numpy_text or not isinstance(value, str) or _STAYS_TEXT.fullmatch(key):
+        if not self.columns.numpy_text or not isinstance(value, str) or _stays_text(key):
             return value
         plain = from_numpy_text(value)
         if plain is not value:
@@ -289,9 +306,9 @@ def _per_token(reader: _Reader, length: int | None) -> tuple[NDArray[np.bool_] |
     """The mask and the token columns that fit the tokens; without tokens all of them, to be checked once there are."""
     mask = _mask(reader, length)
     found: dict[str, NDArray[np.float32]] = {}
-    for name in reader.columns.mapping:
+    for name in reader.columns.token_columns:
         value = reader.get(name)
-        if value is None or (name in FIELDS and not (name == "advantage" and _is_list(value))):
+        if value is None or (name == "advantage" and not _is_list(value)):
             continue
         read = floats(value)
         if read is None:
@@ -339,6 +356,92 @@ def noun(name: str, count: int) -> str:
     return f"mask value{many}" if name == "loss_mask" else f"value{many} of {name}"
 
 
+@dataclass(slots=True)
+class _Quick:
+    """The short way for rows of plain text with a plain reward, which most of a text dump is.
+
+    It gives what ``rollout`` gives, or ``None`` where a row needs that longer way.
+    """
+
+    columns: Columns
+    tally: Tally
+    by_prompt: bool
+    """Whether groups are equal prompts, the rows having no ids of groups."""
+    prompts: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the file's columns are such that it may be tried."""
+        mapping = self.columns.mapping
+        return mapping.keys() <= _QUICK and mapping.keys() >= {"prompt", "response", "reward"}
+
+    def rollout(self, row: Row, place: int) -> Rollout | None:
+        """Read one row."""
+        values, mapping = row.values, self.columns.mapping
+        prompt, response = values.get(mapping["prompt"]), values.get(mapping["response"])
+        reward = _plain(values.get(mapping["reward"]))
+        if type(prompt) is not str or type(response) is not str or reward is None:
+            return None
+        rest = self._rest(values)
+        name, group = (self._identity(values, key) for key in ("sample_id", "group_id"))
+        if rest is None or not (name is None or type(name) is str) or not (group is None or type(group) is str):
+            return None
+        rewards, extra = rest
+        for key in ("reward", *rewards):
+            self.tally.finite(key)
+        source: GroupSource = "none" if not group else "given"
+        if self.by_prompt:
+            group = self._prompt(prompt)
+            source = "same prompt"
+        return Rollout(
+            sample_id=name or str(place),
+            group_id=group or None,
+            group_source=source,
+            prompt=prompt,
+            response=response,
+            reward=reward,
+            rewards=rewards,
+            extra=extra,
+        )
+
+    def _identity(self, values: Mapping[str, Any], name: str) -> Any:
+        column = self.columns.mapping.get(name)
+        return None if column is None else values.get(column)
+
+    def _prompt(self, prompt: str) -> str | None:
+        if prompt not in self.prompts:
+            self.prompts[prompt] = prompt_key(Rollout(sample_id="", prompt=prompt))
+        return self.prompts[prompt]
+
+    def _rest(self, values: Mapping[str, Any]) -> tuple[dict[str, float | None], dict[str, Any]] | None:
+        columns = self.columns
+        rewards: dict[str, float | None] = {}
+        extra: dict[str, Any] = {}
+        for key, value in values.items():
+            if key in columns.claimed:
+                continue
+            if type(value) is str and columns.numpy_text and not _stays_text(key):
+                return None
+            if not columns.is_component(key, value):
+                extra[key] = value
+            elif (plain := _plain(value)) is not None:
+                rewards[key] = plain
+            else:
+                return None
+        return rewards, extra
+
+
+_QUICK = frozenset({"step", "sample_id", "group_id", "prompt", "response", "reward"})
+
+
+def _plain(value: Any) -> float | None:
+    """A number that needs no reading; ``None`` for everything else."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    return float(value) if kind is bool or (kind is int and abs(value) < 2**53) else None
+
+
 # ── the rows of one step ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -366,13 +469,16 @@ def read_step(
     """
     tally = Tally(count_converted=count_converted)
     found: list[Rollout] = []
+    quick = _Quick(columns, tally, by_prompt=group is None and "group_id" not in columns.mapping)
+    may_be_quick = quick.fits
     for item in items:
         if isinstance(item, Problem):
             tally.extend([item])
             continue
         tally.extend(item.problems)
         try:
-            found.append(adjust(rollout(item, len(found), columns, tally)))
+            one = quick.rollout(item, len(found)) if may_be_quick else None
+            found.append(adjust(one or rollout(item, len(found), columns, tally)))
         except RecursionError:
             tally.add("bad-line", f"line {item.number} is nested too deeply, skipped")
     _count_absent(found, tally)
@@ -411,6 +517,8 @@ def _without_loose(rollouts: Sequence[Rollout], tally: Tally) -> list[Rollout]:
     loose = [
         one.response_ids is None and one.response is None and bool(one.columns or one.loss_mask is not None) for one in rollouts
     ]
+    if not any(loose):
+        return list(rollouts)
     for one in compress(rollouts, loose):
         tally.add("no-tokens", "values per token, but neither ids nor text of the response", one.sample_id)
     pairs = zip(rollouts, loose, strict=True)
@@ -447,6 +555,8 @@ def by_prompt(rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
     A row without an id whose prompt has exactly one id elsewhere in the step joins that group. Row order plays no part:
     gathered or balanced batches interleave prompts.
     """
+    if all(one.group_id is not None for one in rollouts):
+        return tuple(rollouts)
     given: defaultdict[str | None, set[str]] = defaultdict(set)
     for one in rollouts:
         if one.group_id is not None:

@@ -19,11 +19,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, NamedTuple, Protocol, cast
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,8 +37,15 @@ _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 """What a damaged compressed file raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+_BATCH = 1 << 20
+"""Bytes read at a time."""
+_GLANCE_ROWS = 20
+_GLANCE_ITEMS = 1_000
+_GLANCE_BYTES = 4_000_000
+"""As much of a file's beginning is read to recognise it; one row at least."""
+
+
+class Row(NamedTuple):
     """One row of a table."""
 
     number: int
@@ -113,16 +122,33 @@ def open_table(path: Path) -> Table | None:
     return opener(path) if opener and path.is_file() else None
 
 
-def first_rows(path: Path, count: int = 20) -> list[Mapping[str, Any]]:
-    """The values of the first rows, as many as can be read; empty for a file that is no table."""
+def first_rows(path: Path, count: int = _GLANCE_ROWS) -> list[Mapping[str, Any]]:
+    """The values of the first rows, as many as can be read and 20 at most; empty for a file that is no table.
+
+    Every reader glances at the same file, so the last few are remembered until they change.
+    """
+    try:
+        state = path.stat()
+    except OSError:
+        return []
+    return list(_first_rows(path, state.st_mtime_ns, state.st_size)[:count])
+
+
+@lru_cache(maxsize=16)
+def _first_rows(path: Path, changed: int, size: int) -> tuple[Mapping[str, Any], ...]:
     table = open_table(path)
     if table is None:
-        return []
+        return ()
+    found: list[Mapping[str, Any]] = []
     try:
-        items = list(islice(table.scan(), count))
+        for item in islice(table.scan(), _GLANCE_ITEMS):
+            if isinstance(item, Row):
+                found.append(item.values)
+                if len(found) == _GLANCE_ROWS or item.place > _GLANCE_BYTES:
+                    break
     except FormatError:
-        return []
-    return [item.values for item in items if isinstance(item, Row)]
+        pass
+    return tuple(found)
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -151,12 +177,17 @@ class JsonLines:
         number = place = 0
         try:
             with open_bytes(self.path) as file:
-                while raw := file.readline():
-                    number += 1
-                    item = self._item(raw, number, place)
-                    place += len(raw)
-                    if item is not None:
-                        yield item
+                for batch in _batches(file):
+                    lines = batch.split(b"\n")
+                    torn = lines.pop()  # what stands after the last line's end: nothing, but in a file that breaks off
+                    if torn:
+                        lines.append(torn)
+                    for line, value in zip(lines, _objects(batch, lines), strict=True):
+                        number += 1
+                        item = Row(number, value, (), place) if value is not None else self._item(line, number, place, torn)
+                        place += len(line) + 1
+                        if item is not None:
+                            yield item
         except _BROKEN as error:
             yield Problem("torn-file", f"breaks off after line {number}: {error}", self.path.name)
 
@@ -168,7 +199,7 @@ class JsonLines:
         with self.path.open("rb") as file:
             for number, place in zip(places.numbers, places.places, strict=True):
                 file.seek(place)
-                item = self._item(file.readline(), number, place)
+                item = self._item(file.readline(), number, place, b"")
                 if isinstance(item, Row):
                     yield item
 
@@ -176,17 +207,92 @@ class JsonLines:
     def _plain(self) -> bool:
         return self.path.suffix.lower() not in _PACKED
 
-    def _item(self, raw: bytes, number: int, place: int) -> Item | None:
+    def _item(self, raw: bytes, number: int, place: int, torn: bytes) -> Item | None:
+        """What a line holds that is not read at first sight."""
         if not raw.strip(b" \t\r\n"):
             return None
         read = parse(raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw)
         if isinstance(read, Parsed) and isinstance(read.value, Mapping):
             notes = tuple(Problem(name, f"line {number}: {what}", self.path.name) for name, what in read.notes)
             return Row(number, read.value, notes, place)
-        if not raw.endswith(b"\n"):
+        if raw is torn:
             return Problem("torn-line", f"line {number} incomplete ({len(raw)} bytes), skipped", self.path.name)
         what = "no JSON object" if isinstance(read, Parsed) else f"no JSON ({read})"
         return Problem("bad-line", f"line {number} is {what}, skipped", self.path.name)
+
+
+def _batches(file: IO[bytes]) -> Iterator[bytes]:
+    """A file's bytes, cut at line ends; the last one holds what is left. A line is never cut, however long it is."""
+    begun: list[bytes] = []
+    read = getattr(file, "read1", file.read)  # gives what could be read before a damaged place
+    try:
+        while chunk := read(_BATCH):
+            cut = chunk.rfind(b"\n") + 1
+            if not cut:
+                begun.append(chunk)
+                continue
+            yield b"".join((*begun, chunk[:cut]))
+            begun = [chunk[cut:]]
+    except _BROKEN:
+        yield b"".join(begun)
+        raise
+    if any(begun):
+        yield b"".join(begun)
+
+
+def _objects(batch: bytes, lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """The JSON object on each line; ``None`` where a line needs a second look."""
+    found = [_object(line) for line in lines]
+    if sum(_keys(value) for value in found if value is not None) == _key_marks(batch):
+        return found
+    pairs = zip(lines, found, strict=True)
+    return [value if value is not None and _keys(value) == _key_marks(line) else None for line, value in pairs]
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return value if type(value) is dict else None
+
+
+def _keys(value: Any) -> int:
+    """How many keys JSON has, at any depth; −1 where a number may have been too large to be read exactly."""
+    count = 0
+    rest = [value]
+    while rest:
+        each = rest.pop()
+        if type(each) is dict:
+            count += len(each)
+            each = each.values()
+        elif not each or type(each[0]) not in _NESTED:
+            continue  # a list of numbers is not walked; keys further on would make the counts differ
+        for inner in each:
+            if type(inner) in _NESTED:
+                rest.append(inner)
+            elif type(inner) is float and abs(inner) >= _LARGE:
+                return -1
+    return count
+
+
+_NESTED = frozenset((dict, list))
+_LARGE = 2.0**63
+_MARK = int.from_bytes(b'":', "little")
+
+
+def _key_marks(raw: bytes) -> int:
+    """How many keys the text of JSON shows: quotes with a colon after and no backslash before.
+
+    Inside a string a quote always has its backslash, so a key that stands twice makes this one more than ``_keys``. A writer
+    that puts a space before the colon makes it less; such lines get the second look too.
+    """
+    if len(raw) < 4 * 1024:
+        return raw.count(b'":') - raw.count(b'\\":')
+    pairs = (np.frombuffer(raw, "<u2", count=(len(raw) - odd) // 2, offset=odd) for odd in (0, 1))
+    ends = np.concatenate([2 * np.flatnonzero(pair == _MARK) + odd for odd, pair in enumerate(pairs)])
+    before = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
+    return int(np.count_nonzero(before != ord("\\")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +310,15 @@ def parse(raw: bytes) -> Parsed | str:
     Returns:
         What was read (the last value of a repeated key), or in words why it is no JSON.
     """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _tolerant(raw)
+    plain = type(value) not in _NESTED or _keys(value) == _key_marks(raw)
+    return Parsed(value) if plain else _tolerant(raw)
+
+
+def _tolerant(raw: bytes) -> Parsed | str:
     notes: list[tuple[str, str]] = []
     try:
         source = raw.decode("utf-8")

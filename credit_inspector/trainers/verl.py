@@ -72,7 +72,7 @@ def _columns(row: Mapping[str, Any]) -> Columns:
 
 
 def _is_component(name: str, value: Any) -> bool:
-    return name not in _TEXT_KEYS and not isinstance(value, str | list) and number(value).state != "unreadable"
+    return not isinstance(value, str | list) and name not in _TEXT_KEYS and number(value).state != "unreadable"
 
 
 def _prompt_group(one: Rollout) -> Rollout:

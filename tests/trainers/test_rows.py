@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from credit_inspector.errors import CreditInspectorError, FormatError
 from credit_inspector.rollout import Problem, Step
-from credit_inspector.trainers import ReadOptions
-from credit_inspector.trainers._rows import Item, JsonLines, Row, by_step, first_rows, kind, open_table
+from credit_inspector.trainers import ReadOptions, _rows
+from credit_inspector.trainers._rows import Item, JsonLines, Places, Row, by_step, first_rows, kind, open_table
 from credit_inspector.trainers._values import whole
 from credit_inspector.trainers.opening import open_run
 
@@ -218,3 +218,86 @@ def test_any_bytes_under_any_name(content: bytes, ending: str) -> None:
         file.write_bytes(content)
         read = read_all(file, ReadOptions({"response": "response"}))
         assert isinstance(read, list) or "\n" not in read
+
+
+# ── the quick way through JSON lines is the careful one ─────────────────────────────────────────────────────────────
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(['a":', '\\":', "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.sampled_from(['k":', '"']), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.dictionaries(st.text(max_size=4), JSON, max_size=5), max_size=6), st.integers(1, 400), st.booleans())
+def test_lines_are_what_json_says_however_they_are_cut(rows_in: list[dict[str, object]], batch: int, closed: bool) -> None:
+    text = "\n".join(json.dumps(row, ensure_ascii=True) for row in rows_in) + "\n" * closed
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_rows, "_BATCH", batch)
+        file = Path(folder) / "run.jsonl"
+        file.write_text(text)
+        found = scan(file)
+        again = list(JsonLines(file).at(_places(found)))
+    expected = [_rows._mend(row) for row in rows_in]
+    assert repr([dict(row.values) for row in rows(found)]) == repr(expected)
+    assert repr([row.values for row in again]) == repr([row.values for row in rows(found)])
+
+
+def _places(items: list[Item]) -> Places:
+    places = Places()
+    for row in rows(items):
+        places.add(row)
+    return places
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"a": 1, "a": 2}', "a"),
+        ('{"x": {"b": 1, "b": 2}}', "b"),
+        ('{"x": [1, {"c": 1, "c": 2}]}', "c"),
+        ('{"x": [[{"d": "{\\"y\\": 1}", "d": 2}]]}', "d"),
+        ('{"long": "' + "\\\\" * 5000 + '", "e": 1, "e": 2}', "e"),
+    ],
+)
+def test_a_key_given_twice_is_found_at_any_depth(tmp_path: Path, line: str, key: str) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"a": "{\\"a\\": 1}"}\n' * 3 + line + "\n")
+    found = rows(scan(file))
+    assert [len(row.problems) for row in found] == [0, 0, 0, 1]
+    assert found[3].problems[0] == Problem("repeated-key", f"line 4: key {key!r} stands twice, the last one counts", "run.jsonl")
+
+
+def test_whole_numbers_stay_whole_however_large(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text(f'{{"seed": {2**80}}}\n')
+    assert rows(scan(file))[0].values == {"seed": 2**80}
+
+
+def test_a_compressed_file_that_breaks_off_keeps_what_came_before(tmp_path: Path) -> None:
+    content = b"".join(json.dumps({"a": i, "b": "x" * 50 + str(i * 7919)}).encode() + b"\n" for i in range(5000))
+    file = tmp_path / "run.jsonl.gz"
+    file.write_bytes(gzip.compress(content)[:-2000])
+    items = scan(file)
+    assert len(rows(items)) > 3000
+    assert kinds(items)[-1] == "torn-file"
+
+
+def test_a_glance_reads_no_more_than_the_beginning_and_sees_what_changed(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"a": 1}\n' * 100)
+    assert len(first_rows(file)) == 20
+    assert len(first_rows(file, 5)) == 5
+    file.write_text('{"a": 2}\n{"a": "' + "x" * 5_000_000 + '"}\n' * 2)
+    assert [len(str(row["a"])) for row in first_rows(file)] == [1, 5_000_000]
+    file.write_bytes(b"no\n" * 5000 + b'{"a": 1}\n')
+    assert first_rows(file) == []
