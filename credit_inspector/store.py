@@ -209,6 +209,18 @@ class Store:
         except (OSError, pa.ArrowException, KeyError, ValueError) as error:
             raise StoreError(f"{self._file(step)} is not readable: {error}", do="delete it and analyze again") from error
 
+    def provenance(self, step: int) -> dict[str, tuple[Provenance, str]]:
+        """Where each column of a step is from, with its note; no value is read.
+
+        Raises:
+            StoreError: the step is not there or not readable.
+        """
+        try:
+            about = json.loads(pq.read_schema(self._file(step)).metadata[_KEY])
+            return {name: (Provenance(origin), note) for name, (origin, note) in about["columns"].items()}
+        except (OSError, pa.ArrowException, KeyError, ValueError, TypeError) as error:
+            raise StoreError(f"{self._file(step)} is not readable: {error}", do="delete it and analyze again") from error
+
     # ── text ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> Pieces:

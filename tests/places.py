@@ -4,3 +4,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "sample_runs" / "countdown"
+FORMATS = ROOT / "sample_runs" / "formats"
+
+
+def samples(name: str) -> list[Path]:
+    """The shipped samples of a reader: what stands in its folder beside the README."""
+    folder = FORMATS / name
+    return sorted(path for path in folder.iterdir() if path.name != "README.md") if folder.is_dir() else []

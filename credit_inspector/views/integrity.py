@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 from credit_inspector.checks import recorded_fits
-from credit_inspector.panel import Block, Grid, Panel, Prose
+from credit_inspector.integrity import examine, numbers, problems
+from credit_inspector.panel import Block, Finding, Grid, Panel, Prose
 from credit_inspector.store import Store
 from credit_inspector.strips import known
+from credit_inspector.table import Provenance
 from credit_inspector.views import Place, view
 
 
@@ -19,7 +21,7 @@ def integrity(store: Store, place: Place) -> Panel:
     blocks: list[Block] = [Prose(source, "lead"), *(Prose(note, "note") for note in meta.notes)]
     if store.steps:
         step = place.step if place.step is not None else store.steps[0]
-        blocks += [_columns(store, step), _problems(store)]
+        blocks += [*basis(store, store.findings()), _columns(store, step)]
     if apart := recorded_fits.measure(store):
         rows = tuple((step, value) for step, value in apart.items())
         blocks.append(Grid("Recorded against recomputed log-probs, mean |difference| in nats", ("step", "nats"), rows))
@@ -42,10 +44,30 @@ def _columns(store: Store, step: int) -> Grid:
     return Grid(f"Columns of step {step}", ("column", "from", "note", "unit", "what it is"), rows)
 
 
-def _problems(store: Store) -> Grid:
-    counts: Counter[tuple[str, str]] = Counter()
-    for step in store.steps:
-        table, _ = store.read_step(step, [])
-        counts.update((problem.kind, problem.message) for problem in table.problems)
-    rows = tuple((kind, message, count) for (kind, message), count in counts.most_common())
-    return Grid("Problems found in the data", ("kind", "what", "times"), rows or (("none", "no problem was found", 0),))
+_ORIGINS = [*map(str, Provenance)]
+
+
+def _by_origin(entry: tuple[tuple[str, str], list[str]]) -> int:
+    """Recorded numbers first, missing ones last; else in the order they came."""
+    return _ORIGINS.index(entry[0][0].partition(" or ")[0])
+
+
+def basis(store: Store, findings: Sequence[Finding]) -> list[Block]:
+    """What the numbers rest on, in three small tables; ``check`` prints them too."""
+    origins: dict[tuple[str, str], list[str]] = {}
+    for one in numbers(store):
+        origins.setdefault((one.origin, one.note), []).append(one.name)
+    wrong = tuple((kind, message, count) for (kind, message), count in problems(store).most_common())
+    return [
+        Grid(
+            "Tests of the data",
+            ("test", "outcome", "what was found, or what it would need"),
+            tuple((one.name, one.outcome, one.said) for one in examine(store, findings)),
+        ),
+        Grid(
+            "Where the numbers are from",
+            ("from", "numbers", "note"),
+            tuple((origin, ", ".join(names), note) for (origin, note), names in sorted(origins.items(), key=_by_origin)),
+        ),
+        Grid("Problems found in the data", ("kind", "what", "times"), wrong or (("none", "no problem was found", 0),)),
+    ]

@@ -1,11 +1,13 @@
 """The law of readers, run on every one: it knows its own sample and no other does, arrays align, twice is the same.
 
-A new reader puts a writer of its sample into ``SAMPLES``.
+A new reader puts its sample into ``sample_runs/formats/<its name>/``, beside a README that says who wrote it. The files written
+below are shapes that the samples do not have.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +23,7 @@ from credit_inspector.table import TokenTable
 from credit_inspector.trainers import ReadOptions, readers
 from credit_inspector.trainers.opening import open_run
 from credit_inspector.trainers.record import write_header, write_jsonl, write_step
+from places import FORMATS, samples
 
 
 def lines(file: Path, *rows: dict[str, Any]) -> Path:
@@ -91,17 +94,37 @@ def mapped_csv(folder: Path) -> Path:
     return file
 
 
+def shipped(path: Path) -> Callable[[Path], Path]:
+    """A shipped sample, copied so that a reader which wrote into its source would be seen."""
+
+    def copy(folder: Path) -> Path:
+        return Path(shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder))
+
+    copy.__name__ = path.name
+    return copy
+
+
 SAMPLES: dict[str, list[Callable[[Path], Path]]] = {
     "record": [record_folder, record_lines, record_step],
     "trl": [trl_folder, trl_file],
     "verl": [verl_v0, verl_v1],
     "mapped": [mapped_lines, mapped_csv],
 }
-EVERY = [(name, write) for name, writers in SAMPLES.items() for write in writers]
+EVERY: list[tuple[str, Callable[[Path], Path]]] = [
+    *((name, write) for name, writers in SAMPLES.items() for write in writers),
+    *((name, shipped(path)) for name in readers for path in samples(name)),
+]
 
 
-def test_every_reader_has_a_sample() -> None:
-    assert set(readers) == set(SAMPLES)
+@pytest.mark.parametrize("name", list(readers))
+def test_every_reader_has_a_sample_that_says_who_wrote_it(name: str) -> None:
+    assert samples(name)
+    said = (FORMATS / name / "README.md").read_text("utf-8")
+    assert "own code" in said or "to the letter" in said
+
+
+def test_every_sample_has_a_reader() -> None:
+    assert {folder.name for folder in FORMATS.iterdir() if folder.is_dir()} == set(readers)
 
 
 @pytest.mark.parametrize(("name", "write"), EVERY)
@@ -128,6 +151,21 @@ def test_arrays_align(tmp_path: Path, name: str, write: Callable[[Path], Path]) 
             assert one.reward is None or np.isfinite(one.reward)
             assert (one.group_id is None) == (one.group_source == "none")
             assert (one.response is not None) or (one.response_ids is not None)
+
+
+@pytest.mark.parametrize(("name", "write"), EVERY)
+def test_the_source_is_never_modified(tmp_path: Path, name: str, write: Callable[[Path], Path]) -> None:
+    path = write(tmp_path)
+    before = content(tmp_path)
+    run = readers[name](path, ReadOptions())
+    assert run is not None
+    for number in run.steps:
+        run.read(number)
+    assert content(tmp_path) == before
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize(("name", "write"), EVERY)
