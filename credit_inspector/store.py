@@ -69,6 +69,8 @@ class Meta:
     """Whether checkpoints were run."""
     columns: tuple[str, ...] = ()
     """What it was limited to; empty for every column."""
+    ends: tuple[int, ...] = ()
+    """Ids on which the model stops, where a checkpoint or a tokenizer says so."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -150,6 +152,7 @@ class Store:
                 **data,
                 "notes": tuple(data["notes"]),
                 "columns": tuple(data["columns"]),
+                "ends": tuple(data.get("ends", ())),
                 "algorithm": Algorithm.from_json(rule) if rule else None,
             }
         )

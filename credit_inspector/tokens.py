@@ -12,6 +12,7 @@ Values stay per token; only the text is shared. Joined, the text equals the deco
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,22 @@ def special(tokenizer: Tokenizer, ids: Sequence[int] | NDArray[np.int32]) -> NDA
     """``[L]`` true where the token is a special one such as ``<eos>``: trained, yet often left out of dumped text."""
     marked = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     return np.isin(np.asarray(ids, dtype=np.int64), marked)
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """Ids on which a model stops, from what lies beside its weights or its tokenizer; empty where nothing says so.
+
+    ``generation_config.json`` may name several, so it goes before ``config.json``.
+    """
+    for name in ("generation_config.json", "config.json"):
+        try:
+            said = json.loads((folder / name).read_bytes()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+        ids = said if isinstance(said, list) else [said]
+        if found := tuple(one for one in ids if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**31):
+            return found
+    return ()
 
 
 def until_end(ids: ArrayLike, ends: Collection[int]) -> NDArray[np.bool_]:
