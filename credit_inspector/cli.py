@@ -19,6 +19,7 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from credit_inspector.panel import Finding
     from credit_inspector.pipeline import Progress
+    from credit_inspector.store import Store
 
 app = typer.Typer(
     name="credit-inspector",
@@ -37,6 +38,7 @@ Policy = Annotated[Path | None, typer.Option(help="Checkpoint that sampled and w
 Old = Annotated[Path | None, typer.Option(help="Checkpoint that importance ratios refer to.")]
 Ref = Annotated[Path | None, typer.Option(help="Reference checkpoint of the KL term.")]
 After = Annotated[Path | None, typer.Option(help="A later checkpoint, for realised credit.")]
+Base = Annotated[Path | None, typer.Option(help="Base model of an adapter (LoRA), or config folder of bare shards.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="Tokenizer folder, where the run has none.")]
 Rule = Annotated[str | None, typer.Option("--algorithm", help="Preset such as trl-1.16.0/dapo, where the run names none.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
@@ -59,7 +61,17 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    allow_type: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A type that pickles may hold because you trust it; may be repeated."),
+    ] = None,
+) -> None:
+    if allow_type:
+        from credit_inspector.pickles import ALLOWED_TYPES
+
+        os.environ[ALLOWED_TYPES] = ",".join(allow_type)
     if version:
         from credit_inspector import __version__
 
@@ -97,6 +109,7 @@ def analyze(  # noqa: PLR0917 - typer reads the options from the signature
     old: Old = None,
     ref: Ref = None,
     after: After = None,
+    base: Base = None,
     tokenizer: Tokenizer = None,
     algorithm: Rule = None,
     device: Device = "auto",
@@ -109,6 +122,7 @@ def analyze(  # noqa: PLR0917 - typer reads the options from the signature
     checkpoints = {"policy": policy, "old": old, "ref": ref, "after": after}
     options = pipeline.Options(
         checkpoints={role: path for role, path in checkpoints.items() if path},
+        base=base,
         algorithm=algorithm,
         tokenizer=tokenizer,
         steps=tuple(steps or ()),
@@ -131,17 +145,20 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     fail_on: Annotated[str | None, typer.Option(help="info, warning or error: exit 1 when a finding is at or above it.")] = None,
 ) -> None:
-    """Print the findings; exit 1 when one is at or above --fail-on."""
+    """Test the data and print the findings; exit 1 when one is at or above --fail-on."""
     from credit_inspector import pipeline
+    from credit_inspector.checks import run_checks
     from credit_inspector.store import finding_to_json
 
     bar = _severity(fail_on)
     with _progress() as progress:
-        findings = pipeline.check(run, progress)
+        store = pipeline.open_store(run, progress)
+    findings = run_checks(store)
     if as_json:
         typer.echo(json.dumps([finding_to_json(finding) for finding in findings], indent=1, ensure_ascii=False))
     else:
         _print_findings(findings)
+        _print_basis(store, findings)
     if bar is not None and any(finding.severity >= bar for finding in findings):
         raise typer.Exit(EXIT_FINDINGS)
 
@@ -280,6 +297,14 @@ def _print_findings(findings: list[Finding]) -> None:
         terminal.show([Panel("Findings", (Findings(tuple(findings)),))], out)
     else:
         out.print("no findings")
+
+
+def _print_basis(store: Store, findings: list[Finding]) -> None:
+    from credit_inspector.panel import Panel
+    from credit_inspector.reports import terminal
+    from credit_inspector.views.integrity import basis
+
+    terminal.show([Panel("Integrity", tuple(basis(store, findings)))], out)
 
 
 @contextmanager

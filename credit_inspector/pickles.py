@@ -115,7 +115,7 @@ def _not_run(where: str, name: str) -> FormatError:
     return FormatError(
         f"{where}: the pickle asks for {name}, which is more than data, and was not run",
         wanted="plain containers, numbers and arrays",
-        do=f"where you trust that type: --allow-type {name}",
+        do=f"where you trust that type: credit-inspector --allow-type {name} …",
     )
 
 

@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import sys
 import zlib
 from array import array
@@ -368,9 +369,16 @@ _HOLDERS = ("rollouts", "samples", "trajectories", "episodes", "results", "recor
 """Keys under which a JSON object keeps its rows."""
 
 
+_STREAMED = 32_000_000
+"""Bytes from which on a list of rows is read one by one."""
+
+
 @dataclass
 class JsonFile:
-    """One JSON value that holds rows: a list of objects, an object with such a list, or one object."""
+    """One JSON value that holds rows: a list of objects, an object with such a list, or one object.
+
+    A long list is read row by row; a row in it that is damaged ends the reading, since nothing says where the next one begins.
+    """
 
     path: Path
 
@@ -380,6 +388,9 @@ class JsonFile:
         Raises:
             FormatError: the file holds no JSON.
         """
+        if self._is_long_list():
+            yield from self._stream()
+            return
         try:
             with open_bytes(self.path) as file:
                 read = parse(file.read().removeprefix(b"\xef\xbb\xbf"))
@@ -394,9 +405,60 @@ class JsonFile:
             else:
                 yield Problem("bad-line", f"element {number} is no JSON object, skipped", self.path.name)
 
+    def _is_long_list(self) -> bool:
+        try:
+            with open_bytes(self.path) as file:
+                begin = file.read(_BATCH).removeprefix(b"\xef\xbb\xbf").lstrip()
+                return begin.startswith(b"[") and (self.path.stat().st_size > _STREAMED or len(file.read(_STREAMED)) == _STREAMED)
+        except _BROKEN:
+            return False
+
+    def _stream(self) -> Iterator[Item]:
+        number = 0
+        try:
+            with io.TextIOWrapper(open_bytes(self.path), "utf-8-sig", "replace", newline="") as text:
+                while text.read(1) != "[":
+                    pass
+                for number, element in enumerate(_list_elements(text), 1):
+                    read = parse(element.encode("utf-8", "surrogatepass"))
+                    if isinstance(read, Parsed) and isinstance(read.value, Mapping):
+                        notes = tuple(Problem(name, f"element {number}: {what}", self.path.name) for name, what in read.notes)
+                        yield Row(number, read.value, notes, number)
+                    else:
+                        yield Problem("bad-line", f"element {number} is no JSON object, skipped", self.path.name)
+        except _BROKEN as error:
+            yield Problem("torn-file", f"breaks off after element {number}: {error}", self.path.name)
+
     def at(self, places: Places) -> Iterator[Row]:
         """The elements with these numbers, from 1."""
         return _picked(self.scan(), places)
+
+
+_BETWEEN = re.compile(r"[\s,]*")
+
+
+def _list_elements(text: IO[str]) -> Iterator[str]:
+    """The elements of a list, as they stand, from a stream whose opening bracket was read.
+
+    Raises:
+        EOFError: one is damaged, or the list is never closed.
+    """
+    decoder = json.JSONDecoder()
+    held, at, size = "", 0, _BATCH
+    while chunk := text.read(size):
+        held, at = held[at:] + chunk, 0
+        while True:
+            at = cast("re.Match[str]", _BETWEEN.match(held, at)).end()
+            try:
+                _, end = decoder.raw_decode(held, at)
+            except (ValueError, RecursionError):
+                break
+            yield held[at:end]
+            at = end
+        if held.startswith("]", at):
+            return
+        size = max(_BATCH, len(held) - at)  # what is read again grows with what did not suffice
+    raise EOFError("the list is not closed, or its next element is damaged")
 
 
 def _elements(value: Any) -> Iterable[Any]:

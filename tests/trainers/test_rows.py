@@ -301,3 +301,31 @@ def test_a_glance_reads_no_more_than_the_beginning_and_sees_what_changed(tmp_pat
     assert [len(str(row["a"])) for row in first_rows(file)] == [1, 5_000_000]
     file.write_bytes(b"no\n" * 5000 + b'{"a": 1}\n')
     assert first_rows(file) == []
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+def test_a_long_list_is_read_row_by_row_as_a_short_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
+    content = [{"a": i, "b": ["x]" * 40, {"c": "数\u2028"}]} for i in range(300)] + [7, {"d": 1}]
+    raw = b"\xef\xbb\xbf\n [" + json.dumps(content, indent=1).encode()[1:] + b"\n"
+    file = tmp_path / f"run.{ending}"
+    file.write_bytes(gzip.compress(raw) if ending.endswith("gz") else raw)
+    short = scan(file)
+    monkeypatch.setattr(_rows, "_STREAMED", 1000)
+    monkeypatch.setattr(_rows, "_BATCH", 333)
+    assert scan(file) == short
+    assert len(rows(short)) == 301
+    assert kinds(short) == ["bad-line"]
+    table = open_table(file)
+    assert table is not None
+    assert [row.values for row in table.at(_places(short))] == [row.values for row in rows(short)]
+
+
+def test_a_long_list_that_breaks_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rows, "_STREAMED", 1000)
+    monkeypatch.setattr(_rows, "_BATCH", 333)
+    file = tmp_path / "run.json"
+    for broken in (b'{"a": 299, "b"', b'{"a" 299}, {"a": 1}]', b""):
+        file.write_bytes(b"[" + b",".join(b'{"a": %d}' % i for i in range(299)) + b", " + broken)
+        items = scan(file)
+        assert len(rows(items)) == 299
+        assert kinds(items) == ["torn-file"]
