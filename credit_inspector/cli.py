@@ -86,12 +86,13 @@ def _root(
 def scan(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Runs, files or checkpoints.")],
     mapping: Mapping = None,
+    base: Base = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Recognise a run, a file or a checkpoint: what is there, what is missing, which mapping would be used."""
     from credit_inspector.scanning import scan as look
 
-    seen = [look(path, _mapping(mapping)) for path in paths]
+    seen = [look(path, _mapping(mapping), base) for path in paths]
     if as_json:
         typer.echo(json.dumps([one.to_json() for one in seen], indent=1, ensure_ascii=False))
         return

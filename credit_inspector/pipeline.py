@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,17 +18,17 @@ from credit_inspector.columns import ColumnSpec, Inputs, compute, order
 from credit_inspector.credit import credits
 from credit_inspector.errors import UsageError
 from credit_inspector.metrics import metrics
-from credit_inspector.panel import Finding
 from credit_inspector.rollout import CheckpointAt, Rollout, Run, Step
 from credit_inspector.segmenters import segmenters
 from credit_inspector.spans import SpanTable
 from credit_inspector.store import Meta, Store
 from credit_inspector.table import Column, TokenTable
-from credit_inspector.tokens import load_tokenizer, pieces
+from credit_inspector.tokens import end_ids, load_tokenizer, pieces
 from credit_inspector.trainers import ReadOptions
 from credit_inspector.trainers.opening import open_run, tokenised
 
 if TYPE_CHECKING:
+    from credit_inspector.checkpoints import Checkpoint
     from credit_inspector.scoring import Models
 
 Progress = Callable[[str, int, int], None]
@@ -43,6 +43,8 @@ class Options:
 
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
     """By role: ``policy``, ``old``, ``ref``, ``after``; what is not given is taken from beside the run."""
+    base: Path | None = None
+    """The model that adapters among the checkpoints were trained on, where they do not lead there."""
     algorithm: str | None = None
     tokenizer: Path | None = None
     steps: Sequence[int] = ()
@@ -135,11 +137,6 @@ def default_folder(source: Path) -> Path:
     return source / "analysis"
 
 
-def check(path: Path, progress: Progress | None = None) -> list[Finding]:
-    """The findings of a run or an analysis, from stored columns."""
-    return run_checks(open_store(path, progress))
-
-
 def known_columns() -> dict[str, ColumnSpec]:
     """Every column that can be made, by name."""
     return {spec.name: spec for registry in (metrics, credits) for spec in registry.members()}
@@ -153,16 +150,20 @@ class _Work:
         self.options = options
         self.progress = progress
         self.steps = self._asked(run.steps, options.steps)
+        self._given = {role: self._open(path) for role, path in options.checkpoints.items()}
         self.tokenizer = options.tokenizer or run.tokenizer or self._tokenizer_of_checkpoints()
         self.notes = list(run.notes)
         self.algorithm = self._find_algorithm()
-        self._given = {role: self._open(path) for role, path in options.checkpoints.items()}
         self._models: Models | None = None
         self._last: tuple[dict[str, Path], TokenTable] | None = None
         self._can_score = options.score and self._compute_is_there()
+        if self._can_score and self.steps and self._off(roles := self._roles(self.steps[0])):
+            self.notes.append(f"the reference is the base model of the policy's adapter, {roles['ref'].path}: none was named")
 
     def meta(self) -> Meta:
         given = {role: str(path) for role, path in self.options.checkpoints.items()}
+        if given and self.options.base:
+            given["base"] = str(self.options.base)
         beside = {f"step {at.step}": str(at.path) for at in self.run.checkpoints}
         return Meta(
             source=str(self.run.path.resolve()),
@@ -171,8 +172,16 @@ class _Work:
             checkpoints=given or beside,
             scored=self._can_score,
             columns=tuple(self.options.columns),
+            ends=self._ends(),
             notes=tuple(self.notes),
         )
+
+    def _ends(self) -> tuple[int, ...]:
+        """Ids on which the model stops: of the checkpoints given, of those beside the run, or of the tokenizer's folder."""
+        given = [checkpoint.path for checkpoint in self._given.values()]
+        beside = [at.path for at in self.run.checkpoints]
+        folders = [*given, *beside, *([self.tokenizer] if self.tokenizer else [])]
+        return next((ends for folder in folders if (ends := end_ids(folder))), ())
 
     def step(self, number: int) -> tuple[TokenTable, SpanTable | None]:
         """Read, score and judge one step."""
@@ -223,8 +232,9 @@ class _Work:
         return tokenised(step, load_tokenizer(self.tokenizer) if self.tokenizer else None)
 
     def _tokenizer_of_checkpoints(self) -> Path | None:
-        for path in (*self.options.checkpoints.values(), *(at.path for at in self.run.checkpoints)):
-            if (path / "tokenizer.json").is_file():
+        of_given = (checkpoint.tokenizer for checkpoint in self._given.values())
+        for path in (*of_given, *(at.path for at in self.run.checkpoints)):
+            if path is not None and (path / "tokenizer.json").is_file():
                 return path
         return None
 
@@ -266,24 +276,35 @@ class _Work:
     def _why_missing(self) -> str:
         return "needs a checkpoint" if not self._can_score else "was not asked for"
 
-    @staticmethod
-    def _open(path: Path) -> Any:
+    def _open(self, path: Path) -> Checkpoint:
         from credit_inspector.checkpoints.opening import open_checkpoint
 
-        return open_checkpoint(path)
+        return open_checkpoint(path, self.options.base)
 
     def _models_at(self, number: int) -> Models:
-        """The models with their roles at this step: the policy is the checkpoint nearest to the weights that it updated."""
-        roles = dict(self._given)
-        for role, at in self._beside(number).items():
-            roles.setdefault(role, self._open(at.path))
-        roles.setdefault("before", roles["policy"])
+        """The models with their roles at this step."""
         if self._models is None:
             from credit_inspector.scoring import Models
 
             self._models = Models({}, self.options.device, progress=self.progress)
-        self._models.assign(roles)
+        self._models.assign(self._roles(number))
         return self._models
+
+    def _roles(self, number: int) -> dict[str, Checkpoint]:
+        """The policy is the checkpoint nearest to the weights that the step updated; an adapter's reference is its base."""
+        roles = dict(self._given)
+        for role, at in self._beside(number).items():
+            roles.setdefault(role, self._open(at.path))
+        if policy := roles.get("policy"):
+            roles.setdefault("before", policy)
+            if policy.base:
+                roles.setdefault("ref", policy.base)
+        return roles
+
+    @staticmethod
+    def _off(roles: Mapping[str, Checkpoint]) -> bool:
+        """Whether the reference is the policy with its adapter off."""
+        return {"policy", "ref"} <= set(roles) and roles["ref"] is roles["policy"].base
 
     def _beside(self, number: int) -> dict[str, CheckpointAt]:
         found = self.run.checkpoints

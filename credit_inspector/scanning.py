@@ -30,8 +30,13 @@ class Seen:
         return {"path": str(self.path), "what": self.what, **dict(self.lines)}
 
 
-def scan(path: Path, mapping: Mapping[str, str]) -> Seen:
+def scan(path: Path, mapping: Mapping[str, str], base: Path | None = None) -> Seen:
     """Recognise a path, from names and first rows only.
+
+    Args:
+        path: a run, a rollout file, a checkpoint or an analysis.
+        mapping: which column of a table is what.
+        base: of an adapter, or the folder with the config of bare shards.
 
     Raises:
         FormatError: nothing at the path can be read.
@@ -42,15 +47,14 @@ def scan(path: Path, mapping: Mapping[str, str]) -> Seen:
         run = open_run(path, ReadOptions(mapping))
     except FormatError as no_run:
         try:
-            found = open_checkpoint(path)
+            found = open_checkpoint(path, base)
         except (CheckpointError, FormatError) as error:
             # A path that looks like a checkpoint is told about its checkpoint; anything else about rollouts.
             raise (error if path.is_dir() and _like_checkpoint(path) else no_run) from None
-        return Seen(
-            path,
-            f"checkpoint ({found.format})",
-            (("model", found.summary), ("tokenizer", str(found.tokenizer or "none"))),
-        )
+        lines = [("model", found.summary), ("tokenizer", str(found.tokenizer or "none"))]
+        if found.base is not None:
+            lines.append(("base", f"{found.base.path}, {found.base.summary}"))
+        return Seen(path, f"checkpoint ({found.format})", tuple(lines))
     return _run(path, run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,8 +31,13 @@ _ONLY_RECORDED = {
 
 
 def strip(store: Store, table: TokenTable, spans: SpanTable, row: int) -> Strip:
-    """The token strip of one response, with colours that compare over all responses of its step."""
+    """The token strip of one response, with colours that compare over all responses of its step.
+
+    A response of which only text is known is shown in words: without its tokens no value can be placed, but it can be read.
+    """
     rollout = table.rollouts[row]
+    if rollout.response_ids is None:
+        return _in_words(table, row)
     prompt = np.zeros(0, np.int32) if rollout.prompt_ids is None else rollout.prompt_ids
     ids = np.concatenate([prompt, table.token_ids[table.slice(row)]])
     pieces, clusters = _texts(store, prompt, table.token_ids[table.slice(row)])
@@ -48,6 +54,27 @@ def strip(store: Store, table: TokenTable, spans: SpanTable, row: int) -> Strip:
         spans=tuple(_labels(table, spans, row, len(prompt))),
         fill=next((name for name in FILL if name in names), ""),
         underline=next((name for name in UNDERLINE if name in names), ""),
+        link=TokenLink(table.step, rollout.sample_id),
+    )
+
+
+_WORD = re.compile(r"\s*\S+|\s+")
+
+
+def _in_words(table: TokenTable, row: int) -> Strip:
+    rollout = table.rollouts[row]
+    prompt, response = (_WORD.findall(text or "") for text in (rollout.prompt, rollout.response))
+    count = len(prompt) + len(response)
+    asked: list[TokenKind] = ["prompt"] * len(prompt)
+    said: list[TokenKind] = ["response"] * len(response)
+    return Strip(
+        id=f"{table.step}/{rollout.sample_id}",
+        title=_title(table, row).removesuffix(f"{table.lengths[row]} tokens") + "words of its text: no token ids",
+        pieces=(*prompt, *response),
+        clusters=np.arange(count, dtype=np.int32),
+        token_ids=np.full(count, -1, np.int32),
+        kinds=(*asked, *said),
+        signals=(),
         link=TokenLink(table.step, rollout.sample_id),
     )
 
