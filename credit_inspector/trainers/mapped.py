@@ -158,13 +158,15 @@ def guess(rows: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> dict[s
     columns = {_plain(name): name for row in reversed(rows) for name in row}
     columns |= {path: path for spellings in _SPELLINGS.values() for path in spellings.split() if "." in path}
     found = dict(given)
+    parallel = any(_responses(row, found) is not None for row in rows)
     for name, spellings in _SPELLINGS.items():
         known = [columns[one] for one in spellings.split() if one in columns]
-        parallel = any(_responses(row, found) is not None for row in rows)
         free = [column for column in known if name not in found and column not in found.values()]
         fitting = (column for column in free if _fits(name, [look_up(row, column) for row in rows], parallel))
         if (column := next(fitting, None)) is not None:
             found[name] = column
+        if name in ("response", "response_ids"):
+            parallel = any(_responses(row, found) is not None for row in rows)
     own = [name for name in columns.values() if "/" in name and name not in found and name not in found.values()]
     return found | {name: name for name in own if _are(_is_numbers, [row.get(name) for row in rows])}
 
