@@ -22,6 +22,8 @@ from credit_inspector.trainers.tokenising import tokenised
 __all__ = ["open_run", "tokenised"]
 
 _SHOWN = 6
+_ANY = "mapped"
+"""The reader of any table, which is asked where no other knows what it sees."""
 
 
 def open_run(path: Path | str, options: ReadOptions | None = None) -> Run:
@@ -39,10 +41,10 @@ def open_run(path: Path | str, options: ReadOptions | None = None) -> Run:
     if not path.exists():
         raise FormatError(f"there is no {path}", wanted="a run folder or a rollout file")
     if options.mapping:
-        run = readers["mapped"](path, options)
+        run = readers[_ANY](path, options)
         if run is not None:
             return _with_rule(run)
-    here = list(_recognised(path, readers, options))
+    here = list(_recognised(path, _knowing(), options)) or list(_recognised(path, [_ANY], options))
     inside = _inside(path, options, everything=not here)
     if not here and not inside:
         raise _unknown(path)
@@ -57,6 +59,11 @@ def _with_rule(run: Run) -> Run:
         return run
     found = find(run.path)
     return replace(run, algorithm=found.algorithm, notes=(*run.notes, *found.notes))
+
+
+def _knowing() -> list[str]:
+    """The readers that know a format."""
+    return [name for name in readers if name != _ANY]
 
 
 def _recognised(path: Path, names: Iterable[str], options: ReadOptions) -> Iterator[Run]:
@@ -74,7 +81,7 @@ def _inside(path: Path, options: ReadOptions, *, everything: bool) -> list[Run]:
     """
     folders = sorted(place for place in path.iterdir() if place.is_dir()) if path.is_dir() else []
     found: list[Run] = []
-    for names in ([name for name in readers if name != "mapped"], ["mapped"] if everything else []):
+    for names in (_knowing(), [_ANY] if everything else []):
         for folder in folders if not found else ():
             with suppress(CreditInspectorError):
                 found += _recognised(folder, names, options)
@@ -89,14 +96,21 @@ def _best(path: Path, here: Sequence[Run], inside: Sequence[Run]) -> Run:
         names = " and ".join(f"{run.trainer} at {run.path}" for run in chosen[:_SHOWN])
         do = "say which column is which with --map, or move one away" if here else "open one of them"
         raise FormatError(f"{path} holds {len(chosen)} runs: {names}", wanted="one", do=do)
-    others = [run for run in (*here, *inside) if not _is_same(run, chosen[0])]
-    notes = [f"{_place(run, path)} holds a {run.trainer} run of {len(run.steps)} steps too" for run in others]
+    parts = _parts(chosen[0], (*here, *inside))
+    others = [run for run in (*here, *inside) if run is not chosen[0] and run not in parts]
+    notes = [f"{_place(run, path)} also holds a run that {run.trainer} reads, with {_steps(run)}" for run in others]
     return replace(chosen[0], notes=(*chosen[0].notes, *notes))
 
 
-def _is_same(run: Run, chosen: Run) -> bool:
-    """Whether a run is the chosen one, seen perhaps from its inner folder (TRL's ``completions``)."""
-    return (run.trainer, run.steps) == (chosen.trainer, chosen.steps) and chosen.path in (run.path, run.path.parent)
+def _parts(chosen: Run, runs: Sequence[Run]) -> list[Run]:
+    """Runs that together are the chosen one, seen from its inner folders (TRL's ``completions``, AReaL's versions)."""
+    same = [run for run in runs if run is not chosen and run.trainer == chosen.trainer]
+    inner = [run for run in same if chosen.path in (run.path, *run.path.parents)]
+    return inner if {step for run in inner for step in run.steps} == set(chosen.steps) else []
+
+
+def _steps(run: Run) -> str:
+    return "one step" if len(run.steps) == 1 else f"{len(run.steps)} steps"
 
 
 def _place(run: Run, path: Path) -> str:
@@ -104,7 +118,7 @@ def _place(run: Run, path: Path) -> str:
 
 
 def _unknown(path: Path) -> FormatError:
-    known = ", ".join(name for name in readers if name != "mapped")
+    known = ", ".join(_knowing())
     if path.is_dir():
         names = sorted(inner.name + "/" * inner.is_dir() for inner in path.iterdir())
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -262,7 +262,14 @@ def _checkpoints(folder: Path) -> tuple[CheckpointAt, ...]:
 def _tokenizer(folder: Path, named: Any, checkpoints: Sequence[CheckpointAt]) -> Path | None:
     folders = [folder / named] if isinstance(named, str) else []
     folders += [folder / "tokenizer", folder, *(at.path for at in checkpoints)]
-    return next((place for place in folders if place.is_file() or has_tokenizer(place)), None)
+    return next((place for place in folders if _holds_tokenizer(place)), None)
+
+
+def _holds_tokenizer(place: Path) -> bool:
+    try:
+        return place.is_file() or has_tokenizer(place)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _token_columns(files: Iterable[Path]) -> tuple[str, ...]:

@@ -155,7 +155,7 @@ class _Print:
         try:
             with open_parquet(file) as opened:
                 return cls(opened.metadata.num_rows, _column_sizes(opened))
-        except FormatError:
+        except (FormatError, UnicodeDecodeError):
             return None
 
 
@@ -196,7 +196,10 @@ def _same_rows(one: Path, other: Path) -> bool:
         return False
     names = [name for name in first.column_names if name != "step"]
     rest = [name for name in second.column_names if name != "step"]
-    return names == rest and repr(first.select(names).to_pylist()) == repr(second.select(names).to_pylist())
+    try:
+        return names == rest and repr(first.select(names).to_pylist()) == repr(second.select(names).to_pylist())
+    except UnicodeDecodeError:  # text that is no UTF-8: it is told of where the step is read
+        return False
 
 
 # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -33,7 +33,7 @@ def test_record_before_text_dumps(tmp_path: Path) -> None:
     dump(tmp_path / "dump")
     run = open_run(tmp_path)
     assert (run.trainer, run.path) == ("record", tmp_path / "record")
-    assert "dump/ holds a verl run of 1 steps too" in run.notes
+    assert "dump/ also holds a run that verl reads, with one step" in run.notes
 
 
 def test_record_inside_a_trainers_folder(tmp_path: Path) -> None:
@@ -41,19 +41,19 @@ def test_record_inside_a_trainers_folder(tmp_path: Path) -> None:
     record(tmp_path / "credit")
     run = open_run(str(tmp_path))
     assert run.trainer == "record"
-    assert "the folder itself holds a verl run of 1 steps too" in run.notes
+    assert "the folder itself also holds a run that verl reads, with one step" in run.notes
 
 
 def test_dumps_inside_a_record_or_a_dump_are_said(tmp_path: Path) -> None:
     record(tmp_path / "run")
     dump(tmp_path / "run/dump")
     run = open_run(tmp_path / "run")
-    assert (run.trainer, run.notes[-1]) == ("record", "dump/ holds a verl run of 1 steps too")
+    assert (run.trainer, run.notes[-1]) == ("record", "dump/ also holds a run that verl reads, with one step")
     dump(tmp_path / "plain")
     dump(tmp_path / "plain/validation")
     (tmp_path / "plain/validation/2.jsonl").write_text(VERL)
     run = open_run(tmp_path / "plain")
-    assert (run.path, run.notes[-1]) == (tmp_path / "plain", "validation/ holds a verl run of 2 steps too")
+    assert (run.path, run.notes[-1]) == (tmp_path / "plain", "validation/ also holds a run that verl reads, with 2 steps")
 
 
 def test_unknown_tables_inside_a_folder(tmp_path: Path) -> None:
