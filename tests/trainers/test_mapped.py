@@ -214,6 +214,21 @@ def test_rows_of_parallel_lists(tmp_path: Path) -> None:
     assert [one.extra["right"] for one in step.rollouts] == [1, 0]
 
 
+def test_a_group_as_parallel_lists(tmp_path: Path) -> None:
+    group = {
+        "iteration": 2,
+        "question": "1+1?",
+        "responses": ["2", "3"],
+        "rewards": [{"right": 1, "total": 1}, {"right": 0, "total": 0}],
+    }
+    run = open_run(lines(tmp_path, group, {**group, "question": "2+2?"}))
+    rollouts = run.read(2).rollouts
+    assert (run.trainer, [one.response for one in rollouts]) == ("mapped", ["2", "3"] * 2)
+    assert [(one.reward, one.rewards) for one in rollouts[:2]] == [(1.0, {"right": 1.0}), (0.0, {"right": 0.0})]
+    groups = [one.group_id or "" for one in rollouts]
+    assert [groups.index(group) for group in groups] == [0, 0, 2, 2]
+
+
 def test_steps_stream_and_names_carry_them(tmp_path: Path) -> None:
     rows = [{"step": step, "response": f"{step}", "reward": 1} for step in (2, 1, 2)]
     run = open_run(lines(tmp_path, *rows))
@@ -270,7 +285,7 @@ def test_sample_ids_are_unique(tmp_path: Path) -> None:
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real files are not here")
 @pytest.mark.parametrize(
     ("name", "steps", "rollouts", "dead"),
-    [("lsrl_gsm8k_grpo_groups", 20, 8, 13), ("nemo_gym_blackjack_multi_turn", 1, 5, 0)],
+    [("nemo_gym_blackjack_multi_turn", 1, 5, 0)],
 )
 def test_real_files(name: str, steps: int, rollouts: int, dead: int) -> None:
     run = open_run(REAL / f"{name}.jsonl")
