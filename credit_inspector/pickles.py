@@ -384,6 +384,9 @@ def _check_archive(source: Path | bytes, size: int, where: str) -> None:
             raise FormatError(f"{where} of {size} bytes claims to hold {claimed}", wanted="a file of torch.save")
 
 
+_SCALARS = frozenset((int, float, str, bool, type(None)))
+
+
 def _check_tensors(found: Any, size: int, where: str) -> None:
     """A tensor may repeat its storage (stride 0) without end; none holds more than a file of its size could mean."""
     import torch
@@ -392,6 +395,8 @@ def _check_tensors(found: Any, size: int, where: str) -> None:
     rest = [found]
     while rest:
         each = rest.pop()
+        if type(each) in _SCALARS:
+            continue
         if isinstance(each, torch.Tensor) and not each.is_nested:
             if each.layout is torch.strided and each.numel() * each.element_size() > max(64 * size, 1_000_000):
                 raise FormatError(f"{where} of {size} bytes claims a tensor of shape {tuple(each.shape)}")

@@ -151,7 +151,7 @@ def floats(value: Any) -> Floats | None:
 def _checked(values: NDArray[np.float64], unreadable: int, infinite: int = 0) -> Floats | None:
     if values.ndim != 1:
         return None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         single = values.astype(np.float32)
     outside = np.isinf(single)
     single[outside] = np.nan

@@ -62,7 +62,8 @@ _ALGORITHM_KEY = b"credit_inspector.algorithm"
 _PROBLEMS_KEY = b"credit_inspector.problems"
 _OWN = (*FIELDS, "group_source", "extra", "schema_version")
 _EACH = "/token"
-_RENAMED = frozenset(name + _EACH for name in FIELDS)
+_RENAMED = frozenset(name + _EACH for name in FIELDS if name != "reward")
+"""``reward/token`` is a column's own name: the reward of each token is never called ``reward``."""
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +179,7 @@ def _line(number: int, one: Rollout) -> dict[str, Any]:
 
 
 def _stored_as(name: str) -> str:
-    return name + _EACH if name in FIELDS else name
+    return name + _EACH if name + _EACH in _RENAMED else name
 
 
 def _map(rewards: Mapping[str, float | None]) -> list[tuple[str, float | None]]:

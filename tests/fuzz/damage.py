@@ -171,7 +171,10 @@ def _torch(raw: bytes, rng: Random) -> bytes:
     except CreditInspectorError:
         return _bytes(raw, rng)
     file = BytesIO()
-    torch.save(_tensors(found, rng), file)
+    try:
+        torch.save(_tensors(found, rng), file)
+    except (RecursionError, RuntimeError):  # nested more deeply than torch writes
+        return _bytes(raw, rng)
     return file.getvalue()
 
 

@@ -40,18 +40,18 @@ class TookTooLong(BaseException):
 
 @contextmanager
 def alarm() -> Iterator[None]:
-    """Interrupt what takes longer than ``SECONDS``."""
+    """Interrupt what takes the processor for longer than ``SECONDS``."""
 
     def late(*_: Any) -> None:
         raise TookTooLong
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, late)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def read(name: str, path: Path) -> str:

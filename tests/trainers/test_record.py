@@ -190,3 +190,16 @@ def test_rewards_and_extra_as_json_text(tmp_path: Path) -> None:
     file.write_text(json.dumps(row) + "\n")
     one = open_run(file).read(0).rollouts[0]
     assert (one.rewards, one.extra) == ({"r": 0.5}, {"gold": "007"})
+
+
+def test_the_reward_of_each_token_comes_back_under_its_name(tmp_path: Path) -> None:
+    columns = {"reward/token": np.array([0.0, 1.0], np.float32), "advantage": np.array([0.5, -0.5], np.float32)}
+    one = Rollout(sample_id="a", prompt="q", response_ids=np.array([1, 2], np.int32), reward=1.0, columns=columns)
+    write_header(tmp_path, trainer="own")
+    write_step(tmp_path, Step(1, (one,)))
+    run = open_run(tmp_path)
+    (back,) = run.read(1).rollouts
+    assert set(run.columns) == set(back.columns) == set(columns)
+    for name, values in columns.items():
+        np.testing.assert_array_equal(back.columns[name], values)
+    assert back.reward == 1.0
