@@ -11,8 +11,10 @@ from credit_inspector.errors import CheckpointError, FormatError
 from credit_inspector.rollout import Run, Step
 from credit_inspector.store import Store
 from credit_inspector.trainers import ReadOptions
+from credit_inspector.trainers._rows import Parsed, parse
 from credit_inspector.trainers.opening import open_run
 
+_LARGEST = 100_000_000
 _SOUGHT = ("logprob/old", "logprob/policy", "logprob/ref", "logprob/rollout")
 
 
@@ -46,6 +48,8 @@ def scan(path: Path, mapping: Mapping[str, str], base: Path | None = None) -> Se
     try:
         run = open_run(path, ReadOptions(mapping))
     except FormatError as no_run:
+        if (known := _beside_a_run(path)) is not None:
+            return known
         try:
             found = open_checkpoint(path, base)
         except (CheckpointError, FormatError) as error:
@@ -56,6 +60,26 @@ def scan(path: Path, mapping: Mapping[str, str], base: Path | None = None) -> Se
             lines.append(("base", f"{found.base.path}, {found.base.summary}"))
         return Seen(path, f"checkpoint ({found.format})", tuple(lines))
     return _run(path, run)
+
+
+def _beside_a_run(path: Path) -> Seen | None:
+    """A file that trainers write beside rollouts and checkpoints, and that is neither."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _LARGEST:
+        return None
+    read = parse(path.read_bytes())
+    values = read.value if isinstance(read, Parsed) and isinstance(read.value, Mapping) else {}
+    if isinstance(history := values.get("log_history"), list) and "global_step" in values:
+        names = sorted({str(name) for entry in history if isinstance(entry, Mapping) for name in entry})
+        lines = (("steps", str(values["global_step"])), ("logged", ", ".join(names)), ("rollouts", "none: open the run's folder"))
+        return Seen(path, "trainer state, without rollouts", lines)
+    if "peft_type" in values:
+        lines = (
+            ("kind", str(values["peft_type"])),
+            ("base", str(values.get("base_model_name_or_path"))),
+            ("weights", "none in this file: open the adapter's folder, with --base where the base model lies elsewhere"),
+        )
+        return Seen(path, "configuration of an adapter, without its weights", lines)
+    return None
 
 
 def _like_checkpoint(path: Path) -> bool:
