@@ -11,6 +11,8 @@ import sys
 import pytest
 
 from credit_inspector import presets
+from credit_inspector.checkpoints import checkpoint_formats
+from credit_inspector.trainers import readers
 from places import ROOT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -31,3 +33,21 @@ def test_the_readme_counts_presets_as_there_are() -> None:
     found = re.search(r"one of (\d+) presets", (ROOT / "README.md").read_text())
     assert found
     assert int(found[1]) == len(presets())
+
+
+def test_every_format_stands_in_the_manual_once_with_its_sample() -> None:
+    page = (ROOT / "docs/formats.md").read_text("utf-8")
+    rollouts, checkpoints = page.partition("## Checkpoints")[::2]
+    for name in readers:
+        assert f"(`{name}`)" in rollouts, name
+    for name in checkpoint_formats:
+        assert f"(`{name}`)" in checkpoints, name
+    links = set(re.findall(r"\]\(\.\./([^)]+)\)", page))
+    assert {f"sample_runs/formats/{name}/README.md" for name in readers} <= links
+    assert all((ROOT / link).exists() for link in links)
+
+
+def test_the_changelog_counts_readers_as_there_are() -> None:
+    said = re.search(r"Readers for (\d+) formats", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    assert said is not None
+    assert int(said[1]) == len(readers)
