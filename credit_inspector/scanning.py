@@ -14,6 +14,19 @@ from credit_inspector.trainers import ReadOptions
 from credit_inspector.trainers._rows import Parsed, parse
 from credit_inspector.trainers.opening import open_run
 
+_OF_CHECKPOINTS = {
+    ".metadata",
+    "actor",
+    "adapter_config.json",
+    "config.json",
+    "fsdp_config.json",
+    "huggingface",
+    "latest",
+    "latest_checkpointed_iteration.txt",
+    "policy",
+    "pytorch_model_fsdp_0",
+}
+"""Names that checkpoints have and runs have not."""
 _LARGEST = 100_000_000
 _SOUGHT = ("logprob/old", "logprob/policy", "logprob/ref", "logprob/rollout")
 
@@ -84,8 +97,8 @@ def _beside_a_run(path: Path) -> Seen | None:
 
 def _like_checkpoint(path: Path) -> bool:
     names = {file.name for file in path.iterdir()}
-    known = {"config.json", "adapter_config.json", "fsdp_config.json", ".metadata", "latest", "huggingface"}
-    return bool(names & known) or any(name.endswith((".safetensors", ".gguf", ".distcp", ".pt")) for name in names)
+    by_ending = any(name.endswith((".safetensors", ".gguf", ".distcp", ".pt")) for name in names)
+    return by_ending or bool(names & _OF_CHECKPOINTS) or any(name.startswith(("global_step", "iter_")) for name in names)
 
 
 def _analysis(path: Path) -> Seen:

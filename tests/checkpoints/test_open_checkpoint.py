@@ -1,4 +1,4 @@
-"""What is no checkpoint that loads is named, with the command that makes one of it."""
+"""What is no checkpoint that loads is named, with what to do; what lies at a trainer's own place inside is found."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ def make(folder: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["adapter_config.json", "adapter_model.safetensors"], "adapter without its base model.*merge_and_unload"),
-        (["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"], "world size 2; .*verl.model_merger.*fsdp"),
         (["optim_world_size_8_rank_0.pt"], "optimizer state only, no weights"),
-        ([".metadata", "__0_0.distcp"], "distributed torch checkpoint.*dcp_to_torch_save"),
-        ([".metadata", "__0_0.distcp", "common.pt"], "Megatron checkpoint in shards.*convert_torch_dist_to_hf"),
-        (["dist_ckpt/x", "huggingface/config.json"], "Megatron checkpoint of verl.*--backend megatron"),
-        (["latest", "global_step4/mp_rank_00_model_states.pt"], "DeepSpeed ZeRO.*zero_to_fp32"),
-        (["global_step_4/actor/model_world_size_1_rank_0.pt"], "verl checkpoints by step.*name .*actor"),
-        (["model.gguf"], "GGUF weights, which are quantised"),
+        (["optimizer.pt", "trainer_state.json"], r"optimizer state only, no weights \(optimizer\.pt\)"),
         (["config.json", "tokenizer.json"], "holds no weights, only a config"),
-        (["checkpoint-2/config.json", "checkpoint-10/config.json"], "checkpoints in checkpoint-2, checkpoint-10; .*10"),
+        (
+            ["checkpoint-2/config.json", "checkpoint-10/config.json"],
+            r"checkpoints in checkpoint-2, checkpoint-10; .*10, the latest",
+        ),
+        (["checkpoints/step_4/trainer/"], r"checkpoints holds checkpoints in step_4; wanted one of them; name \S+/step_4$"),
+        (["weights/step_4/x", "weights/step_8/x"], r"weights holds checkpoints in step_4, step_8"),
+        (["epoch0epochstep1globalstep2/config.json"], "checkpoints in epoch0epochstep1globalstep2"),
+        (
+            [f"global_step_{step}/" for step in range(1, 9)],
+            r"in global_step_1, global_step_2, global_step_3, …, global_step_7, glo",
+        ),
+        (["sft/config.json", "rl/config.json"], "holds models in rl, sft; wanted one of them"),
         (["notes.txt"], r"holds notes\.txt; wanted a folder with config\.json"),
         ([], "is empty"),
     ],
@@ -45,28 +49,48 @@ def test_folders(tmp_path: Path, names: list[str], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_accelerate_shards(tmp_path: Path) -> None:
-    folder = make(tmp_path / "pytorch_model_fsdp_0", ".metadata", "__0_0.distcp")
-    with pytest.raises(CheckpointError, match="accelerate merge-weights"):
-        open_checkpoint(folder)
-
-
-def test_missing_rank_and_config_beside_the_shards_g05(tmp_path: Path) -> None:
-    shards = [f"model_world_size_8_rank_{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7)]
-    actor = make(tmp_path / "actor", *shards, "huggingface/config.json")
-    with pytest.raises(CheckpointError, match=r"FSDP shards of world size 8, rank 3 missing; .*copy the rest and merge"):
-        open_checkpoint(actor)
-    with pytest.raises(CheckpointError, match=r"huggingface/ holds no weights.*the weights lie beside it.*rank 3 missing"):
-        open_checkpoint(actor / "huggingface")
+@pytest.mark.parametrize("note", ["latest_checkpointed_iteration.txt", "latest_ckpt_global_step.txt", "latest"])
+@pytest.mark.parametrize(
+    ("written", "named"), [("10", 10), ("global_step_10\n", 10), ("4", 4), ("7", 20), ("", 20), ("\udcff", 20)]
+)
+def test_the_trainers_note_of_the_latest(tmp_path: Path, note: str, written: str, named: int) -> None:
+    make(tmp_path, *[f"global_step_{step}/actor/" for step in (4, 10, 20)])
+    (tmp_path / note).write_bytes(written.encode("utf-8", "surrogateescape"))
+    with pytest.raises(
+        CheckpointError, match=rf"global_step_4, global_step_10, global_step_20; .*name \S+/global_step_{named}, the"
+    ):
+        open_checkpoint(tmp_path)
 
 
 def test_single_files(tmp_path: Path) -> None:
-    make(tmp_path, "policy.pt", "model.gguf", "notes.txt")
+    make(tmp_path, "policy.pt", "notes.txt", "model.safetensors")
     with pytest.raises(CheckpointError, match=r"policy\.pt is a pickle, which may hold code, and was not opened"):
         open_checkpoint(tmp_path / "policy.pt")
-    with pytest.raises(CheckpointError, match="GGUF"):
-        open_checkpoint(str(tmp_path / "model.gguf"))
+    with pytest.raises(CheckpointError, match=rf"one file of a model; wanted its folder; name {tmp_path}"):
+        open_checkpoint(str(tmp_path / "model.safetensors"))
     with pytest.raises(CheckpointError, match="is one file"):
         open_checkpoint(tmp_path / "notes.txt")
     with pytest.raises(CheckpointError, match="there is no"):
         open_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "inner", ["actor/huggingface", "model/huggingface", "weight", "policy", "policy/huggingface", "huggingface"]
+)
+def test_models_at_trainers_places(tmp_path: Path, inner: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "step" / inner)
+    for path in (tmp_path / "step", tmp_path / "step" / inner):
+        found = open_checkpoint(path)
+        assert (found.format, found.path) == ("huggingface", tmp_path / "step" / inner)
+        assert found.load(torch.device("cpu"), torch.float32) is not None
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "actor").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="holds actor"):
+        open_checkpoint(tmp_path)
