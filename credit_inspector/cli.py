@@ -54,10 +54,14 @@ def main() -> None:
     try:
         app()
     except CreditInspectorError as error:
-        err.print(f"[bold]credit-inspector:[/bold] {escape(str(error))}", soft_wrap=True)
+        _say(error)
         sys.exit(EXIT_USAGE)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(error: Exception) -> None:
+    err.print(f"[bold]credit-inspector:[/bold] {escape(str(error))}", soft_wrap=True)
 
 
 @app.callback(invoke_without_command=True)
@@ -90,16 +94,24 @@ def scan(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Recognise a run, a file or a checkpoint: what is there, what is missing, which mapping would be used."""
+    from credit_inspector.errors import CreditInspectorError
     from credit_inspector.scanning import scan as look
 
-    seen = [look(path, _mapping(mapping), base) for path in paths]
+    seen, columns = [], _mapping(mapping)
+    for path in paths:
+        try:
+            seen.append(look(path, columns, base))
+        except CreditInspectorError as error:  # the other paths are told of all the same
+            _say(error)
+            continue
+        if not as_json:
+            out.print(f"[bold]{escape(str(path))}[/bold]  {escape(seen[-1].what)}", soft_wrap=True)
+            for name, value in seen[-1].lines:
+                out.print(f"  [dim]{name:<12}[/dim] {escape(value)}", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps([one.to_json() for one in seen], indent=1, ensure_ascii=False))
-        return
-    for one in seen:
-        out.print(f"[bold]{escape(str(one.path))}[/bold]  {escape(one.what)}", soft_wrap=True)
-        for name, value in one.lines:
-            out.print(f"  [dim]{name:<12}[/dim] {escape(value)}", soft_wrap=True)
+    if len(seen) < len(paths):
+        raise typer.Exit(EXIT_USAGE)
 
 
 @app.command()

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from credit_inspector.cli import app
 from credit_inspector.store import Store
 from places import SAMPLE
 
@@ -116,3 +118,16 @@ def test_the_light_core_works_without_torch(tmp_path: Path) -> None:
     refused = light("app", str(out))
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert 'pip install "credit-inspector[app]"' in refused.stderr
+
+
+def test_scan_tells_of_every_path_and_fails_for_the_one_that_cannot_be_read(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.txt"
+    good.write_text('{"prompt": "q", "response": "a", "reward": 1}\n')
+    bad.write_text("hello")
+    result = CliRunner().invoke(app, ["scan", str(bad), str(good)])
+    assert result.exit_code == 2
+    assert "run, written by mapped" in result.output
+    assert "bad.txt is no file of a known trainer" in " ".join(result.output.split())
+    only = CliRunner().invoke(app, ["scan", "--json", str(good), str(bad)])
+    assert only.exit_code == 2
+    assert '"what": "run, written by mapped"' in only.output

@@ -22,6 +22,7 @@ from credit_inspector.trainers.tokenising import tokenised
 __all__ = ["open_run", "tokenised"]
 
 _SHOWN = 6
+_LISTED = "a trainer that credit-inspector plugins lists"
 _ANY = "mapped"
 """The reader of any table, which is asked where no other knows what it sees."""
 
@@ -118,7 +119,6 @@ def _place(run: Run, path: Path) -> str:
 
 
 def _unknown(path: Path) -> FormatError:
-    known = ", ".join(_knowing())
     if path.is_dir():
         names = sorted(inner.name + "/" * inner.is_dir() for inner in path.iterdir())
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -126,13 +126,13 @@ def _unknown(path: Path) -> FormatError:
         tables = any(kind(path / name) not in (None, "json") for name in names)
         hint = "open one of its files" if tables else "name a rollout file and its columns: --map"
         hint = "a checkpoint goes to --policy" if "config.json" in names else hint
-        return FormatError(found, wanted=f"a run of {known}, or tables of rollouts", do=hint)
-    return FormatError(_file_found(path), wanted=f"rollouts of {known}, or a table of them", do=_how_to_map(path))
+        return FormatError(found, wanted=f"a run of {_LISTED}, or tables of rollouts", do=hint)
+    return FormatError(_file_found(path), wanted=f"rollouts of {_LISTED}, or a table of them", do=_how_to_map(path))
 
 
 def _file_found(path: Path) -> str:
     if kind(path) is None:
-        return f"{path} is no .jsonl, .json, .csv or .parquet file"
+        return f"{path} is no file of a known trainer and no .jsonl, .json, .csv or .parquet file"
     rows = first_rows(path)
     if not rows:
         return f"{path} is empty" if path.stat().st_size == 0 else f"{path} has no row that can be read"

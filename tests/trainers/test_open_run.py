@@ -98,7 +98,7 @@ def test_two_readers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ),
         ("empty.jsonl", "", "is empty"),
         ("blank.jsonl", "\n\n", "no row that can be read"),
-        ("notes.txt", "hello", r"is no \.jsonl, \.json, \.csv or \.parquet file"),
+        ("notes.txt", "hello", r"no \.jsonl, \.json, \.csv or \.parquet file"),
     ],
 )
 def test_unknown_files(tmp_path: Path, name: str, content: str, words: str) -> None:
