@@ -76,7 +76,7 @@ def open_mapped(path: Path, options: ReadOptions) -> Run | None:
         UsageError: the mapping gives something that is no name of ours.
     """
     _check_names(options.mapping)
-    files = _files(path)
+    files = _files(path, json_too=bool(options.mapping))
     if not files or not (options.mapping or all(map(_unclaimed, {path, files[0]}))):
         return None
     first = {file: rows for file in files if (rows := first_rows(file)) and _is_likely(rows, options, path)}
@@ -97,13 +97,16 @@ def open_mapped(path: Path, options: ReadOptions) -> Run | None:
     )
 
 
-def _files(path: Path) -> list[Path]:
-    """The file, or a folder's tables of the kind that it has most of."""
+def _files(path: Path, *, json_too: bool) -> list[Path]:
+    """The file, or a folder's tables of the kind that it has most of.
+
+    A ``.json`` beside a run is mostly a configuration, so a folder of those is a table only where a mapping says so.
+    """
     if path.is_file():
         return [path] if kind(path) else []
     found: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()) if path.is_dir() else ():
-        if file.is_file() and (name := kind(file)) and name != "json":
+        if file.is_file() and (name := kind(file)) and (json_too or name != "json"):
             found.setdefault(name, []).append(file)
     return max(found.values(), key=len, default=[])
 

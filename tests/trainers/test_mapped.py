@@ -339,3 +339,14 @@ def test_any_values_align_or_are_refused(rows: list[dict[str, Any]]) -> None:
             table = TokenTable.from_rollouts(number, step.rollouts)
             assert not np.isinf(table.reward).any()
             assert len({one.sample_id for one in step.rollouts}) == len(step.rollouts)
+
+
+def test_a_folder_of_json_files_is_a_table_where_a_mapping_says_so(tmp_path: Path) -> None:
+    for name, public in (("a", 1.0), ("b", 0.0)):
+        row = {"chat": [{"role": "user", "content": "q"}], "said": name, "metrics": {"public_reward": public, "private": 0}}
+        (tmp_path / f"rollout-{name}.json").write_text(json.dumps(row))
+    with pytest.raises(FormatError):
+        open_run(tmp_path)
+    run = open_run(tmp_path, ReadOptions({"prompt": "chat", "response": "said", "reward": "metrics.public_reward"}))
+    (step,) = [run.read(number) for number in run.steps]
+    assert sorted((one.response, one.prompt, one.reward) for one in step.rollouts) == [("a", "q", 1.0), ("b", "q", 0.0)]

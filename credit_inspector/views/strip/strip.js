@@ -131,7 +131,7 @@ function writeTokens(strip) {
 function foldButton(strip, prompt) {
   const button = tag("button", "ci-fold", { type: "button", "aria-expanded": "false" });
   const preview = strip.pieces.slice(0, Math.min(prompt, 200)).join("").replace(/\s+/gu, " ").trim();
-  button.append(tag("span", "ci-fold-what", {}, `prompt · ${prompt} ${prompt === 1 ? "token" : "tokens"}`), tag("span", "ci-fold-text", {}, preview));
+  button.append(tag("span", "ci-fold-what", {}, `prompt · ${strip.tokenIds[0] < 0 ? wordsOf(prompt) : tokensOf(prompt)}`), tag("span", "ci-fold-text", {}, preview));
   button.addEventListener("click", () => fold(strip, !strip.folded));
   strip.foldButton = button;
   return button;
@@ -390,12 +390,14 @@ function number(v, signed) {
 const rounded = (v, signed) => number(v, signed).replace(/(\.\d*?)0+$/u, "$1").replace(/\.$/u, "");
 const withUnit = (text, unit) => (unit && text !== "n/a" ? `${text} ${unit}` : text);
 const tokensOf = (n) => `${n} ${n === 1 ? "token" : "tokens"}`;
+const wordsOf = (n) => `${n} ${n === 1 ? "word" : "words"}`;
 
 // ── control bar ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 function controls(strip) {
   const signals = [...strip.signals.values()];
   strip.switches = [];
+  strip.bar.hidden = !signals.length;
   strip.bar.replaceChildren(
     group("Signal", ...signalChoice(strip, signals)),
     group("Underline", underlineChoice(strip, signals)),
