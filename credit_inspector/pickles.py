@@ -21,7 +21,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,10 +49,11 @@ class Stub:
     """
 
     name: ClassVar[str] = ""
+    args: tuple[Any, ...] = ()
+    state: Any = None
 
     def __init__(self, *args: Any, **_: Any) -> None:
         self.args = args
-        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -339,9 +340,9 @@ def load_torch(source: Path | bytes, *, allow: Mapping[str, Any] | None = None, 
     size = source.stat().st_size if isinstance(source, Path) else len(source)
     file: Any = str(source) if isinstance(source, Path) else BytesIO(source)
     _check_archive(source, size, where)
-    listed: list[Any] = [(value, name) for name, value in {**_numpy_for_torch(), **(allow or {}), **trusted()}.items()]
+    listed = {**_numpy_for_torch(), **(allow or {}), **trusted()}
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals(listed):
+        with warnings.catch_warnings(), _listed(listed):
             warnings.simplefilter("ignore")  # what is odd in a file is in the error where it matters
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=(mmap and zipfile.is_zipfile(file)) or None)
     except MemoryError:
@@ -351,6 +352,32 @@ def load_torch(source: Path | bytes, *, allow: Mapping[str, Any] | None = None, 
     if not mmap:
         _check_tensors(found, size, where)
     return found
+
+
+@contextmanager
+def _listed(names: Mapping[str, Any]) -> Iterator[None]:
+    """Let torch trust these names and what it was told before, but for what others put under the same names.
+
+    tensordict registers functions that allocate as it is imported; a stub of ours for the same name goes before.
+    """
+    from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
+
+    held: list[Any] = get_safe_globals()
+    clear_safe_globals()
+    ours: list[Any] = [(value, name) for name, value in names.items()]
+    add_safe_globals([*(each for each in held if _listed_as(each) not in names), *ours])
+    try:
+        yield
+    finally:
+        new: list[Any] = [each for each in get_safe_globals() if each not in ours]  # a module may register as it is loaded
+        clear_safe_globals()
+        add_safe_globals([*held, *new])
+
+
+def _listed_as(trusted_by_torch: Any) -> str:
+    if isinstance(trusted_by_torch, tuple) and len(trusted_by_torch) == 2:
+        return str(trusted_by_torch[1])
+    return f"{getattr(trusted_by_torch, '__module__', '')}.{getattr(trusted_by_torch, '__qualname__', '')}"
 
 
 def _torch_error(where: str, error: Exception) -> FormatError:

@@ -114,6 +114,25 @@ def test_foreign_types_come_as_stubs_where_a_reader_lists_them() -> None:
         pickle.dumps(found)
 
 
+def test_a_stub_goes_before_what_others_told_torch_to_trust_and_theirs_stays() -> None:
+    name = f"{Batch.__module__}.{Batch.__qualname__}"
+    raw = torch_bytes(Batch([1, 2]))
+    with torch.serialization.safe_globals([Batch]):
+        found = load_torch(raw, allow={name: stub(name)})
+        assert isinstance(found, Stub)
+        assert found.state == {"rows": [1, 2]}
+        assert Batch in torch.serialization.get_safe_globals()
+        assert isinstance(load_torch(raw), Batch)
+    with pytest.raises(FormatError, match="Batch"):
+        load_torch(raw)
+
+
+def test_a_stub_that_was_not_called_is_empty() -> None:
+    name = f"{Batch.__module__}.{Batch.__qualname__}"
+    found = load_pickle(pickle.dumps(Batch.__new__(Batch)), allow={name: stub(name)})
+    assert (found.args, found.state) == ((), None)
+
+
 def test_a_user_may_trust_a_type_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = pickle.dumps(Path("a"))
     with pytest.raises(FormatError, match="pathlib"):

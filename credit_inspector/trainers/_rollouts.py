@@ -61,7 +61,8 @@ _STAYS_TEXT = re.compile(
 
 
 @lru_cache(maxsize=4096)
-def _stays_text(column: str) -> bool:
+def stays_text(column: str) -> bool:
+    """Whether a column is text by meaning: a gold answer, a label, an id."""
     return _STAYS_TEXT.fullmatch(column) is not None
 
 
@@ -238,7 +239,7 @@ class _Reader:
 
     def unquoted(self, key: str, value: Any) -> Any:
         """A value without the quotes that ``default=str`` put around it."""
-        if not self.columns.numpy_text or not isinstance(value, str) or _stays_text(key):
+        if not self.columns.numpy_text or not isinstance(value, str) or stays_text(key):
             return value
         plain = from_numpy_text(value)
         if plain is not value:
@@ -420,7 +421,7 @@ class _Quick:
         for key, value in values.items():
             if key in columns.claimed:
                 continue
-            if type(value) is str and columns.numpy_text and not _stays_text(key):
+            if type(value) is str and columns.numpy_text and not stays_text(key):
                 return None
             if not columns.is_component(key, value):
                 extra[key] = value

@@ -18,7 +18,7 @@ from typing import Any
 
 from credit_inspector.rollout import Rollout, Run, Step
 from credit_inspector.trainers import ReadOptions, reader
-from credit_inspector.trainers._rollouts import Columns, no_step, read_indexed, read_step
+from credit_inspector.trainers._rollouts import Columns, no_step, read_indexed, read_step, stays_text
 from credit_inspector.trainers._rows import JsonLines, by_step, first_rows
 from credit_inspector.trainers._values import number, whole
 
@@ -72,7 +72,9 @@ def _columns(row: Mapping[str, Any]) -> Columns:
 
 
 def _is_component(name: str, value: Any) -> bool:
-    return not isinstance(value, str | list) and name not in _TEXT_KEYS and number(value).state != "unreadable"
+    if isinstance(value, str | list) or name in _TEXT_KEYS or (value is None and stays_text(name)):
+        return False
+    return number(value).state != "unreadable"
 
 
 def _prompt_group(one: Rollout) -> Rollout:

@@ -10,6 +10,7 @@ import pytest
 
 from credit_inspector.rollout import Problem
 from credit_inspector.trainers.opening import open_run
+from formats.batch_answers import FORMATS, answers
 
 REAL = Path(__file__).parents[2].parent / "shared/real_files"
 
@@ -100,3 +101,25 @@ def test_real_files() -> None:
     assert isinstance(first.extra["gts"], str)
     docs = open_run(REAL / "verl_docs_sandbox_fusion_rollout.jsonl")
     assert [one.reward for one in docs.read(1).rollouts] == [0.0]
+
+
+@pytest.mark.parametrize(("name", "source"), [("v0", "same prompt"), ("v1", "given")])
+def test_dumps_that_verl_wrote(name: str, source: str) -> None:
+    run = open_run(FORMATS / "verl" / name)
+    assert (run.trainer, run.steps) == ("verl", (1, 2))
+    for number in run.steps:
+        rows = answers(number) if name == "v1" else answers(number)[::2] + answers(number)[1::2]
+        step = run.read(number)
+        groups = [one.group_id for one in step.rollouts]
+        assert [groups.index(group) for group in groups] == [[each.group for each in rows].index(one.group) for one in rows]
+        for one, wanted in zip(step.rollouts, rows, strict=True):
+            assert (one.prompt, one.response, one.reward) == (wanted.prompt, wanted.response, wanted.reward)
+            assert (one.group_source, one.extra["gts"]) == (source, str(wanted.target))
+            assert one.rewards == ({"acc": wanted.reward} if name == "v0" else {})
+
+
+def test_an_answer_that_could_not_be_read_off_is_no_reward(tmp_path: Path) -> None:
+    write(tmp_path, "1.jsonl", line(acc=None, pred=None), line(acc=1, pred="4"))
+    (first, second) = open_run(tmp_path).read(1).rollouts
+    assert (first.rewards, first.extra["pred"]) == ({"acc": None}, None)
+    assert (second.rewards, second.extra["pred"]) == ({"acc": 1.0}, "4")
