@@ -13,7 +13,8 @@ demo: .venv/demo
 	$(BIN)/credit-inspector demo --out demo $(ARGS)
 
 test: .venv/dev chromium check wheel
-	$(PYTEST) -n 2 --dist loadfile tests
+	$(PYTEST) -n 2 --dist loadfile --ignore tests/fuzz tests
+	$(PYTEST) -n 2 --dist load tests/fuzz
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from credit_inspector.rollout import Problem
 from credit_inspector.trainers._joined import split
-from credit_inspector.trainers._rollouts import FIELDS, Columns, mismatch
+from credit_inspector.trainers._rollouts import mismatch, own_columns
 from credit_inspector.trainers._rows import Item, Row
 from credit_inspector.trainers._values import flags, floats, integers, number, text, whole
 
@@ -38,7 +38,7 @@ STREAMS: Mapping[str, str] = {name: f"prime/{name}_weights" for name in ("rl", "
 """A node's ``loss_weights``, one for each of its tokens → columns under prime-rl's own names."""
 
 TOKEN_COLUMNS = (*COMPACT.values(), *STREAMS.values())
-COLUMNS = Columns(mapping={name: name for name in (*FIELDS, *TOKEN_COLUMNS)}, numpy_text=False)
+COLUMNS = own_columns(*TOKEN_COLUMNS)
 
 _CUT_SHORT = frozenset(
     {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from credit_inspector.rollout import Problem
 from credit_inspector.trainers._joined import split
-from credit_inspector.trainers._rollouts import FIELDS, Columns, mismatch
+from credit_inspector.trainers._rollouts import mismatch, own_columns
 from credit_inspector.trainers._rows import Item, Row
 from credit_inspector.trainers._values import flags, floats, integers, number
 
@@ -50,7 +50,7 @@ def _is_component(name: str, value: Any) -> bool:
     return plain and not _BOOKKEEPING.fullmatch(name) and not _NO_METRIC.fullmatch(name)
 
 
-COLUMNS = Columns(mapping={name: name for name in (*FIELDS, *TOKEN_COLUMNS)}, numpy_text=False)
+COLUMNS = own_columns(*TOKEN_COLUMNS)
 FLAT_COLUMNS = replace(COLUMNS, is_component=_is_component)
 """Of rows from before there was ``metrics``: each number beside the reward that is no bookkeeping is taken for one."""
 

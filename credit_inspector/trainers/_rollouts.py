@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain, compress
@@ -90,6 +90,18 @@ class Columns:
         tokens = tuple(name for name in self.mapping if name not in FIELDS or name == "advantage")
         object.__setattr__(self, "claimed", claimed)
         object.__setattr__(self, "token_columns", tokens)
+
+
+def own_columns(*token_columns: str, without: Collection[str] = (), prefix: str = "") -> Columns:
+    """The columns of rows that a reader has already put under this project's names.
+
+    Args:
+        token_columns: names of columns with a value a token; ``FIELDS`` are always meant.
+        without: names that the format does not have, so that their absence is not counted.
+        prefix: stands before each name in a row, where the file's own keys may be the same words.
+    """
+    names = (name for name in dict.fromkeys((*FIELDS, *token_columns)) if name not in without)
+    return Columns(mapping={name: prefix + name for name in names}, numpy_text=False)
 
 
 class Tally:

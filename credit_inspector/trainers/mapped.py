@@ -76,7 +76,7 @@ def open_mapped(path: Path, options: ReadOptions) -> Run | None:
         UsageError: the mapping gives something that is no name of ours.
     """
     _check_names(options.mapping)
-    files = _files(path, json_too=bool(options.mapping))
+    files = _files(path) or _json_files(path, options.mapping)
     if not files or not (options.mapping or all(map(_unclaimed, {path, files[0]}))):
         return None
     first = {file: rows for file in files if (rows := first_rows(file)) and _is_likely(rows, options, path)}
@@ -97,16 +97,23 @@ def open_mapped(path: Path, options: ReadOptions) -> Run | None:
     )
 
 
-def _files(path: Path, *, json_too: bool) -> list[Path]:
-    """The file, or a folder's tables of the kind that it has most of.
+def _json_files(path: Path, mapping: Mapping[str, str]) -> list[Path]:
+    """A folder's ``.json`` files that hold every column of a mapping: without one they are mostly configurations."""
+    files = [file for file in sorted(path.iterdir()) if kind(file) == "json"] if mapping and path.is_dir() else []
+    return [file for file in files if all(_holds(first_rows(file, 1), column) for column in mapping.values())]
 
-    A ``.json`` beside a run is mostly a configuration, so a folder of those is a table only where a mapping says so.
-    """
+
+def _holds(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
+    return any(column in row or look_up(row, column) is not None for row in rows)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or a folder's tables of the kind that it has most of."""
     if path.is_file():
         return [path] if kind(path) else []
     found: dict[str, list[Path]] = {}
     for file in sorted(path.iterdir()) if path.is_dir() else ():
-        if file.is_file() and (name := kind(file)) and (json_too or name != "json"):
+        if file.is_file() and (name := kind(file)) and name != "json":
             found.setdefault(name, []).append(file)
     return max(found.values(), key=len, default=[])
 
@@ -140,7 +147,7 @@ def _check_names(mapping: Mapping[str, str]) -> None:
 
 def _check_columns(path: Path, given: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
     for name, column in given.items():
-        if not any(column in row or look_up(row, column) is not None for row in rows):
+        if not _holds(rows, column):
             there = ", ".join(dict.fromkeys(key for row in rows for key in row))
             raise FormatError(f"{path} has no column {column!r} for {name}", wanted=f"one of {there}", do="mend --map")
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from credit_inspector.rollout import Problem, Run, Step
 from credit_inspector.trainers import ReadOptions, reader
-from credit_inspector.trainers._rollouts import Columns, mismatch, no_step, read_step
+from credit_inspector.trainers._rollouts import mismatch, no_step, own_columns, read_step
 from credit_inspector.trainers._rows import Item, JsonLines, Row, first_rows, kind
 from credit_inspector.trainers._values import as_mapping, floats, integers
 
@@ -39,20 +39,7 @@ _IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 _TASK, _ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 _OURS = "credit_inspector."
 """Before our names in a row, since an environment may add keys of any name."""
-_NAMES = (
-    "sample_id",
-    "group_id",
-    "prompt",
-    "response",
-    "prompt_ids",
-    "response_ids",
-    "loss_mask",
-    "reward",
-    "rewards",
-    "truncated",
-    "logprob/rollout",
-)
-_COLUMNS = Columns(mapping={name: _OURS + name for name in _NAMES}, numpy_text=False)
+_COLUMNS = own_columns("logprob/rollout", prefix=_OURS)
 
 
 @reader("nemo_gym")

@@ -29,7 +29,7 @@ from credit_inspector.rollout import CheckpointAt, Problem, Rollout, Run, Step
 from credit_inspector.tokens import has_tokenizer
 from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._joined import split
-from credit_inspector.trainers._rollouts import Columns, by_prompt, mismatch, no_step, read_step
+from credit_inspector.trainers._rollouts import Columns, by_prompt, mismatch, no_step, own_columns, read_step
 from credit_inspector.trainers._rows import Item, JsonFile, JsonLines, Row, first_rows, kind
 from credit_inspector.trainers._values import floats, integers, number, whole
 
@@ -49,7 +49,6 @@ _MARKS = ("token_ids", "token_loss_mask", "sample_loss_mask", "idx")
 """The keys that tell a file of another name."""
 _OURS = "credit_inspector."
 """Before our names in a row, so that none is a key of the file."""
-_NAMES = ("sample_id", "group_id", "prompt", "response", "prompt_ids", "response_ids", "loss_mask", "reward", *_TOKENS)
 _PROMPT_MESSAGES = 2
 """How many messages a prompt has: the user's, after a system message or not."""
 
@@ -159,7 +158,7 @@ def _tokenizer(checkpoints: Sequence[CheckpointAt]) -> Path | None:
 
 def _mapping(*, rewarded: bool) -> Columns:
     """Our names; without the reward's where the files hold none, so that none is missed."""
-    return Columns(mapping={name: _OURS + name for name in _NAMES if rewarded or name != "reward"}, numpy_text=False)
+    return own_columns(*_TOKENS, without=[] if rewarded else ["reward"], prefix=_OURS)
 
 
 def _columns(first: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

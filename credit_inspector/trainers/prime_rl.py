@@ -31,7 +31,7 @@ from credit_inspector.rollout import CheckpointAt, Problem, Run, Step
 from credit_inspector.tokens import has_tokenizer
 from credit_inspector.trainers import ReadOptions, _episodes, _results, reader
 from credit_inspector.trainers._joined import split
-from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, read_step
+from credit_inspector.trainers._rollouts import no_step, own_columns, read_step
 from credit_inspector.trainers._rows import Item, JsonLines, Places, Row, by_step, first_rows, kind
 from credit_inspector.trainers._values import flags, floats, integers, whole
 
@@ -62,7 +62,7 @@ _EVERYWHERE = frozenset({"logprob/policy", "entropy/policy", "prime/rl_weights",
 _TRAINED_ONLY = tuple(name for name in _OURS.values() if name not in _EVERYWHERE)
 _LISTS = ("token_ids", "position_ids", "loss_mask", "rewards", *_OURS)
 _TOKEN_COLUMNS = tuple(dict.fromkeys((*_OURS.values(), *_episodes.TOKEN_COLUMNS)))
-_COLUMNS = Columns(mapping={name: name for name in (*FIELDS, *_TOKEN_COLUMNS)}, numpy_text=False)
+_COLUMNS = own_columns(*_TOKEN_COLUMNS)
 _WITHOUT_REWARD = replace(_COLUMNS, mapping={name: name for name in _COLUMNS.mapping if name != "reward"})
 
 _STEP = re.compile(r"step_(\d{1,9})")

@@ -37,7 +37,7 @@ from credit_inspector.rollout import CheckpointAt, Problem, Rollout, Run, Step
 from credit_inspector.text import to_json
 from credit_inspector.tokens import has_tokenizer
 from credit_inspector.trainers import ReadOptions, reader
-from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, read_indexed, read_step
+from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, own_columns, read_indexed, read_step
 from credit_inspector.trainers._rows import (
     Item,
     JsonLines,
@@ -337,7 +337,7 @@ def _own_step(step: int, items: Iterable[Item], columns: Sequence[str]) -> Step:
 
 
 def _own_columns(columns: Sequence[str]) -> Columns:
-    return Columns(mapping={name: name for name in (*FIELDS, *columns)}, numpy_text=False)
+    return own_columns(*columns)
 
 
 def _restored(one: Rollout) -> Rollout:

@@ -28,7 +28,7 @@ from credit_inspector.rollout import Problem, Run, Step
 from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._joined import split
 from credit_inspector.trainers._padded import drop_fill_columns, places, without_fill
-from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, read_step
+from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, own_columns, read_step
 from credit_inspector.trainers._rows import Item, JsonLines, Row, first_rows
 from credit_inspector.trainers._tensordicts import Budget, at, columns, load, plain
 from credit_inspector.trainers._values import text
@@ -71,7 +71,7 @@ _TAKEN = frozenset(
     {*_TOKEN_COLUMNS.values(), "input_ids", "attention_mask", "position_ids", "response_mask", "prompt_mask"}
     | {"prompts", "responses", "traj_group_id", "traj_id", "rollout_id", "prompt", "multi_modal_inputs", "multi_modal_data"}
 )
-_COLUMNS = Columns(mapping={name: name for name in (*FIELDS, *_TOKEN_COLUMNS)}, numpy_text=False)
+_COLUMNS = own_columns(*_TOKEN_COLUMNS)
 
 
 @dataclass(slots=True)

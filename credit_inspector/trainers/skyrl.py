@@ -31,7 +31,7 @@ from credit_inspector.pickles import Stub, load_pickle, stub
 from credit_inspector.rollout import Problem, Run, Step
 from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._padded import Flags, cut, drop_fill_columns, places
-from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, read_step
+from credit_inspector.trainers._rollouts import Columns, no_step, own_columns, read_step
 from credit_inspector.trainers._rows import JsonLines, Row, first_rows
 from credit_inspector.trainers._tensordicts import Budget, at, columns, decoded, load
 
@@ -238,7 +238,7 @@ def _boundaries(batch: _Batch) -> dict[int, str]:
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_COLUMNS = Columns(mapping={name: name for name in (*FIELDS, *_TOKEN_COLUMNS) if name != "reward"}, numpy_text=False)
+_COLUMNS = own_columns(*_TOKEN_COLUMNS, without=["reward"])
 
 
 def _read(files: Mapping[int, Path], step: int) -> Step:

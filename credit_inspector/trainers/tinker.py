@@ -35,7 +35,7 @@ from credit_inspector.errors import FormatError
 from credit_inspector.rollout import Problem, Run, Step
 from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._chats import is_chat, made, parted, word
-from credit_inspector.trainers._rollouts import Columns, mismatch, no_step, read_step
+from credit_inspector.trainers._rollouts import mismatch, no_step, own_columns, read_step
 from credit_inspector.trainers._rows import Item, JsonLines, Parsed, Places, Row, first_rows, kind, parse
 from credit_inspector.trainers._tinker_store import is_store, wire_rows
 from credit_inspector.trainers._turns import Turn, sequences
@@ -44,22 +44,8 @@ from credit_inspector.trainers._values import as_mapping, floats, integers, numb
 _ITERATION = re.compile(r"iteration_(\d{1,9})")
 _ENDING = "_rollout_summaries.jsonl"
 _TRIED = 3
-_OURS = (
-    "sample_id",
-    "group_id",
-    "prompt",
-    "response",
-    "prompt_ids",
-    "response_ids",
-    "loss_mask",
-    "reward",
-    "rewards",
-    "policy_version",
-    "truncated",
-    "logprob/rollout",
-)
 _MAP = "--map response=rollouts --map reward=metrics.public_reward"
-_COLUMNS = Columns(mapping={name: f"our {name}" for name in _OURS}, numpy_text=False)
+_COLUMNS = own_columns("logprob/rollout", prefix="our ")
 
 
 def _ours(values: Mapping[str, Any]) -> dict[str, Any]:

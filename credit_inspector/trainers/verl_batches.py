@@ -30,7 +30,7 @@ from credit_inspector.pickles import Stub, load_pickle, stub
 from credit_inspector.rollout import Problem, Run, Step
 from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._padded import Flags, cut, drop_fill_columns, places
-from credit_inspector.trainers._rollouts import FIELDS, Columns, no_step, read_step
+from credit_inspector.trainers._rollouts import FIELDS, no_step, own_columns, read_step
 from credit_inspector.trainers._rows import Row
 from credit_inspector.trainers._tensordicts import Budget, at, columns, decoded, load, plain
 from credit_inspector.trainers._values import whole
@@ -402,8 +402,7 @@ def _read(files: Mapping[int, list[Path]], step: int) -> Step:
     lost = [problem for values, wrong in rows if not values for problem in wrong]
     items: Iterable[Row | Problem] = [*problems, *lost, *kept]
     has_reward = any("reward" in values for values, _ in rows)
-    mapping = {name: name for name in _NAMES if has_reward or name != "reward"}
-    return read_step(step, items, Columns(mapping=mapping, numpy_text=False))
+    return read_step(step, items, own_columns(*_TOKEN_COLUMNS, without=[] if has_reward else ["reward"]))
 
 
 def _rows(files: Iterable[Path]) -> Iterator[tuple[dict[str, Any], list[Problem]]]:
