@@ -381,6 +381,7 @@ class _Quick:
     by_prompt: bool
     """Whether groups are equal prompts, the rows having no ids of groups."""
     prompts: dict[str, str | None] = field(default_factory=dict)
+    _names: tuple[str, ...] = field(init=False)
 
     @property
     def fits(self) -> bool:
@@ -388,21 +389,25 @@ class _Quick:
         mapping = self.columns.mapping
         return mapping.keys() <= _QUICK and mapping.keys() >= {"prompt", "response", "reward"}
 
+    def __post_init__(self) -> None:
+        named = self.columns.mapping.get
+        self._names = tuple(named(name, _NOWHERE) for name in ("prompt", "response", "reward", "sample_id", "group_id"))
+
     def rollout(self, row: Row, place: int) -> Rollout | None:
         """Read one row."""
-        values, mapping = row.values, self.columns.mapping
-        prompt, response = values.get(mapping["prompt"]), values.get(mapping["response"])
-        reward = _plain(values.get(mapping["reward"]))
-        if type(prompt) is not str or type(response) is not str or reward is None:
+        get = row.values.get
+        prompt, response, reward, name, group = [get(column) for column in self._names]
+        value = _plain(reward)
+        if type(prompt) is not str or type(response) is not str or value is None:
             return None
-        rest = self._rest(values)
-        name, group = (self._identity(values, key) for key in ("sample_id", "group_id"))
-        if rest is None or not (name is None or type(name) is str) or not (group is None or type(group) is str):
+        rest = self._rest(row.values)
+        if rest is None or type(name) not in _NAMING or type(group) not in _NAMING:
             return None
         rewards, extra = rest
-        for key in ("reward", *rewards):
+        self.tally.finite("reward")
+        for key in rewards:
             self.tally.finite(key)
-        source: GroupSource = "none" if not group else "given"
+        source: GroupSource = "given" if group else "none"
         if self.by_prompt:
             group = self._prompt(prompt)
             source = "same prompt"
@@ -412,30 +417,28 @@ class _Quick:
             group_source=source,
             prompt=prompt,
             response=response,
-            reward=reward,
+            reward=value,
             rewards=rewards,
             extra=extra,
         )
 
-    def _identity(self, values: Mapping[str, Any], name: str) -> Any:
-        column = self.columns.mapping.get(name)
-        return None if column is None else values.get(column)
-
     def _prompt(self, prompt: str) -> str | None:
-        if prompt not in self.prompts:
-            self.prompts[prompt] = prompt_key(Rollout(sample_id="", prompt=prompt))
-        return self.prompts[prompt]
+        key = self.prompts.get(prompt)
+        if key is None:
+            key = self.prompts[prompt] = prompt_key(Rollout(sample_id="", prompt=prompt))
+        return key
 
     def _rest(self, values: Mapping[str, Any]) -> tuple[dict[str, float | None], dict[str, Any]] | None:
         columns = self.columns
+        claimed, is_component = columns.claimed, columns.is_component
         rewards: dict[str, float | None] = {}
         extra: dict[str, Any] = {}
         for key, value in values.items():
-            if key in columns.claimed:
+            if key in claimed:
                 continue
             if type(value) is str and columns.numpy_text and not stays_text(key):
                 return None
-            if not columns.is_component(key, value):
+            if not is_component(key, value):
                 extra[key] = value
             elif (plain := _plain(value)) is not None:
                 rewards[key] = plain
@@ -444,6 +447,9 @@ class _Quick:
         return rewards, extra
 
 
+_NOWHERE = "\0"
+"""No column's name."""
+_NAMING = frozenset((str, type(None)))
 _QUICK = frozenset({"step", "sample_id", "group_id", "prompt", "response", "reward"})
 
 
@@ -488,7 +494,8 @@ def read_step(
         if isinstance(item, Problem):
             tally.extend([item])
             continue
-        tally.extend(item.problems)
+        if item.problems:
+            tally.extend(item.problems)
         try:
             one = quick.rollout(item, len(found)) if may_be_quick else None
             found.append(adjust(one or rollout(item, len(found), columns, tally)))

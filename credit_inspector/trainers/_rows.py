@@ -34,12 +34,13 @@ from credit_inspector.errors import FormatError
 from credit_inspector.rollout import Problem
 from credit_inspector.trainers._values import HALF_PAIR
 
-_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
+BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowException)
 """What a damaged compressed file raises."""
 
 
-_BATCH = 1 << 20
+_BATCH = 1 << 18
 """Bytes read at a time."""
+_BUFFER = 1 << 18
 _GLANCE_ROWS = 20
 _GLANCE_ITEMS = 1_000
 _GLANCE_BYTES = 4_000_000
@@ -161,7 +162,7 @@ def open_bytes(path: Path) -> IO[bytes]:
         ".zst": lambda file: io.BufferedReader(pa.input_stream(str(file), compression="zstd")),
     }
     opener = openers.get(path.suffix.lower())
-    return cast("IO[bytes]", opener(path)) if opener else path.open("rb")
+    return cast("IO[bytes]", opener(path)) if opener else path.open("rb", _BUFFER)
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,18 +179,14 @@ class JsonLines:
         number = place = 0
         try:
             with open_bytes(self.path) as file:
-                for batch in _batches(file):
-                    lines = batch.split(b"\n")
-                    torn = lines.pop()  # what stands after the last line's end: nothing, but in a file that breaks off
-                    if torn:
-                        lines.append(torn)
-                    for line, value in zip(lines, _objects(batch, lines), strict=True):
+                for lines in line_batches(file):
+                    for line, value in zip(lines, _objects(lines), strict=True):
                         number += 1
-                        item = Row(number, value, (), place) if value is not None else self._item(line, number, place, torn)
-                        place += len(line) + 1
+                        item = Row(number, value, (), place) if value is not None else self._item(line, number, place)
+                        place += len(line)
                         if item is not None:
                             yield item
-        except _BROKEN as error:
+        except BROKEN as error:
             yield Problem("torn-file", f"breaks off after line {number}: {error}", self.path.name)
 
     def at(self, places: Places) -> Iterator[Row]:
@@ -200,7 +197,7 @@ class JsonLines:
         with self.path.open("rb") as file:
             for number, place in zip(places.numbers, places.places, strict=True):
                 file.seek(place)
-                item = self._item(file.readline(), number, place, b"")
+                item = self._item(file.readline(), number, place)
                 if isinstance(item, Row):
                     yield item
 
@@ -208,7 +205,7 @@ class JsonLines:
     def _plain(self) -> bool:
         return self.path.suffix.lower() not in _PACKED
 
-    def _item(self, raw: bytes, number: int, place: int, torn: bytes) -> Item | None:
+    def _item(self, raw: bytes, number: int, place: int) -> Item | None:
         """What a line holds that is not read at first sight."""
         if not raw.strip(b" \t\r\n"):
             return None
@@ -216,14 +213,21 @@ class JsonLines:
         if isinstance(read, Parsed) and isinstance(read.value, Mapping):
             notes = tuple(Problem(name, f"line {number}: {what}", self.path.name) for name, what in read.notes)
             return Row(number, read.value, notes, place)
-        if raw is torn:
+        if not raw.endswith(b"\n"):
             return Problem("torn-line", f"line {number} incomplete ({len(raw)} bytes), skipped", self.path.name)
         what = "no JSON object" if isinstance(read, Parsed) else f"no JSON ({read})"
         return Problem("bad-line", f"line {number} is {what}, skipped", self.path.name)
 
 
-def _batches(file: IO[bytes]) -> Iterator[bytes]:
-    """A file's bytes, cut at line ends; the last one holds what is left. A line is never cut, however long it is."""
+def line_batches(file: IO[bytes]) -> Iterator[list[bytes]]:
+    r"""A file's lines with their ends, some at a time; they end at ``\n`` alone, and none is cut, however long it is.
+
+    Of a packed file that breaks off, what comes before the damaged place is given first.
+    """
+    if isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO):
+        while lines := file.readlines(_BATCH):
+            yield lines
+        return
     begun: list[bytes] = []
     read = getattr(file, "read1", file.read)  # gives what could be read before a damaged place
     try:
@@ -232,22 +236,21 @@ def _batches(file: IO[bytes]) -> Iterator[bytes]:
             if not cut:
                 begun.append(chunk)
                 continue
-            yield b"".join((*begun, chunk[:cut]))
+            yield io.BytesIO(b"".join((*begun, chunk[:cut]))).readlines()
             begun = [chunk[cut:]]
-    except _BROKEN:
-        yield b"".join(begun)
+    except BROKEN:
+        yield io.BytesIO(b"".join(begun)).readlines()
         raise
-    if any(begun):
-        yield b"".join(begun)
+    yield io.BytesIO(b"".join(begun)).readlines()
 
 
-def _objects(batch: bytes, lines: list[bytes]) -> list[dict[str, Any] | None]:
+def _objects(lines: list[bytes]) -> list[dict[str, Any] | None]:
     """The JSON object on each line; ``None`` where a line needs a second look."""
     found = [_object(line) for line in lines]
-    if sum(_keys(value) for value in found if value is not None) == _key_marks(batch):
+    if _has_keys(b"".join(lines), sum([_keys(value) for value in found if value is not None])):
         return found
     pairs = zip(lines, found, strict=True)
-    return [value if value is not None and _keys(value) == _key_marks(line) else None for line, value in pairs]
+    return [value if value is not None and _has_keys(line, _keys(value)) else None for line, value in pairs]
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -282,18 +285,21 @@ _LARGE = 2.0**63
 _MARK = int.from_bytes(b'":', "little")
 
 
-def _key_marks(raw: bytes) -> int:
-    """How many keys the text of JSON shows: quotes with a colon after and no backslash before.
+def _has_keys(raw: bytes, count: int) -> bool:
+    """Whether the text of JSON shows so many keys: quotes with a colon after and no backslash before.
 
     Inside a string a quote always has its backslash, so a key that stands twice makes this one more than ``_keys``. A writer
     that puts a space before the colon makes it less; such lines get the second look too.
     """
     if len(raw) < 4 * 1024:
-        return raw.count(b'":') - raw.count(b'\\":')
-    pairs = (np.frombuffer(raw, "<u2", count=(len(raw) - odd) // 2, offset=odd) for odd in (0, 1))
-    ends = np.concatenate([2 * np.flatnonzero(pair == _MARK) + odd for odd, pair in enumerate(pairs)])
+        return raw.count(b'":') - raw.count(b'\\":') == count
+    pairs = [np.frombuffer(raw, "<u2", count=(len(raw) - odd) // 2, offset=odd) == _MARK for odd in (0, 1)]
+    seen = sum(int(np.count_nonzero(pair)) for pair in pairs)
+    if seen <= count:  # with none inside of strings; the others cost more to find
+        return seen == count
+    ends = np.concatenate([2 * np.flatnonzero(pair) + odd for odd, pair in enumerate(pairs)])
     before = np.frombuffer(raw, np.uint8)[np.maximum(ends - 1, 0)]
-    return int(np.count_nonzero(before != ord("\\")))
+    return int(np.count_nonzero(before != ord("\\"))) == count
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +321,7 @@ def parse(raw: bytes) -> Parsed | str:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return _tolerant(raw)
-    plain = type(value) not in _NESTED or _keys(value) == _key_marks(raw)
+    plain = type(value) not in _NESTED or _has_keys(raw, _keys(value))
     return Parsed(value) if plain else _tolerant(raw)
 
 
@@ -394,7 +400,7 @@ class JsonFile:
         try:
             with open_bytes(self.path) as file:
                 read = parse(file.read().removeprefix(b"\xef\xbb\xbf"))
-        except _BROKEN as error:
+        except BROKEN as error:
             raise FormatError(f"{self.path} cannot be read: {error}") from error
         if isinstance(read, str):
             raise FormatError(f"{self.path} is no JSON ({read})", wanted="a list of rows")
@@ -410,7 +416,7 @@ class JsonFile:
             with open_bytes(self.path) as file:
                 begin = file.read(_BATCH).removeprefix(b"\xef\xbb\xbf").lstrip()
                 return begin.startswith(b"[") and (self.path.stat().st_size > _STREAMED or len(file.read(_STREAMED)) == _STREAMED)
-        except _BROKEN:
+        except BROKEN:
             return False
 
     def _stream(self) -> Iterator[Item]:
@@ -426,7 +432,7 @@ class JsonFile:
                         yield Row(number, read.value, notes, number)
                     else:
                         yield Problem("bad-line", f"element {number} is no JSON object, skipped", self.path.name)
-        except _BROKEN as error:
+        except BROKEN as error:
             yield Problem("torn-file", f"breaks off after element {number}: {error}", self.path.name)
 
     def at(self, places: Places) -> Iterator[Row]:
@@ -499,7 +505,7 @@ class CsvFile:
                 for number, row in enumerate(cells, 1):
                     if row:
                         yield self._item(names, row, number)
-        except (*_BROKEN, csv.Error) as error:
+        except (*BROKEN, csv.Error) as error:
             yield Problem("torn-file", f"breaks off after row {number}: {error}", self.path.name)
 
     def at(self, places: Places) -> Iterator[Row]:
@@ -524,7 +530,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     """
     try:
         return pq.ParquetFile(path)
-    except (*_BROKEN, ValueError) as error:
+    except (*BROKEN, ValueError) as error:
         raise FormatError(f"{path} is no readable Parquet file: {error}", wanted="a file that was closed") from error
 
 
@@ -595,7 +601,7 @@ class ParquetFile:
     def _read(self, file: pq.ParquetFile, group: int, begin: int) -> Iterator[Row]:
         try:
             table = file.read_row_group(group)
-        except (*_BROKEN, ValueError) as error:
+        except (*BROKEN, ValueError) as error:
             raise FormatError(f"{self.path} cannot be read: {error}") from error
         for number, values in enumerate(parquet_rows(table), begin + 1):
             yield Row(number, values, place=number)

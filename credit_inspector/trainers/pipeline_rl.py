@@ -29,15 +29,15 @@ from credit_inspector.trainers import ReadOptions, reader
 from credit_inspector.trainers._joined import split
 from credit_inspector.trainers._rollouts import Columns, mismatch, no_step, read_step
 from credit_inspector.trainers._rows import (
-    _BROKEN,
+    BROKEN,
     Item,
     Parsed,
     Places,
     Row,
-    _batches,
     by_step,
     first_rows,
     kind,
+    line_batches,
     open_bytes,
     parse,
 )
@@ -116,13 +116,13 @@ class _Stream:
         number = place = 0
         try:
             with open_bytes(self.path) as file:
-                for raw in chain.from_iterable(map(_lines, _batches(file))):
+                for raw in chain.from_iterable(line_batches(file)):
                     number += 1
                     item = self._item(raw, number, place)
                     place += len(raw)
                     if item is not None:
                         yield item
-        except _BROKEN as error:
+        except BROKEN as error:
             yield Problem("torn-file", f"breaks off after line {number}: {error}", self.path.name)
 
     def at(self, places: Places) -> Iterator[Row]:
@@ -143,7 +143,7 @@ class _Stream:
         try:
             with open_bytes(self.path) as file:
                 listed = file.read(1) == b"["
-        except _BROKEN:
+        except BROKEN:
             return None
         if listed:
             rows = (item for item in islice(self.scan(), _GLANCE) if isinstance(item, Row))
@@ -165,12 +165,6 @@ class _Stream:
             return Problem("torn-line", f"line {number} incomplete ({len(raw)} bytes), skipped", self.path.name)
         what = "no list of texts" if isinstance(read, Parsed) else f"no JSON ({read})"
         return Problem("bad-line", f"line {number} is {what}, skipped", self.path.name)
-
-
-def _lines(batch: bytes) -> list[bytes]:
-    r"""Lines with their ends; JSON's lines end at ``\n`` alone."""
-    *whole_lines, rest = batch.split(b"\n")
-    return [*(line + b"\n" for line in whole_lines), *([rest] if rest else [])]
 
 
 def _is_text(text: Any) -> bool:

@@ -23,6 +23,7 @@ from credit_inspector.trainers._rows import JsonLines, by_step, first_rows
 from credit_inspector.trainers._values import number, whole
 
 _UID = re.compile(r"(?P<prompt>.+)_\d+_\d+")
+_NO_NUMBERS, _NUMBERS = frozenset((str, list, dict)), frozenset((bool, int, float))
 _TEXT_KEYS = frozenset({"gts", "step", "request_id"})
 
 
@@ -72,9 +73,9 @@ def _columns(row: Mapping[str, Any]) -> Columns:
 
 
 def _is_component(name: str, value: Any) -> bool:
-    if isinstance(value, str | list) or name in _TEXT_KEYS or (value is None and stays_text(name)):
+    if type(value) in _NO_NUMBERS or name in _TEXT_KEYS or (value is None and stays_text(name)):
         return False
-    return number(value).state != "unreadable"
+    return type(value) in _NUMBERS or number(value).state != "unreadable"
 
 
 def _prompt_group(one: Rollout) -> Rollout:
