@@ -18,12 +18,12 @@ from credit_inspector.columns import ColumnSpec, Inputs, compute, order
 from credit_inspector.credit import credits
 from credit_inspector.errors import UsageError
 from credit_inspector.metrics import metrics
-from credit_inspector.rollout import CheckpointAt, Rollout, Run, Step
+from credit_inspector.rollout import CheckpointAt, Problem, Rollout, Run, Step
 from credit_inspector.segmenters import segmenters
 from credit_inspector.spans import SpanTable
 from credit_inspector.store import Meta, Store
 from credit_inspector.table import Column, TokenTable
-from credit_inspector.tokens import end_ids, load_tokenizer, pieces
+from credit_inspector.tokens import end_ids, load_tokenizer, pieces, unnamed
 from credit_inspector.trainers import ReadOptions
 from credit_inspector.trainers.opening import open_run, tokenised
 
@@ -190,6 +190,7 @@ class _Work:
         table = TokenTable.from_rollouts(
             number, step.rollouts, algorithm=step.algorithm or self.algorithm, problems=step.problems
         )
+        table.problems += self._padding_ids(table)
         spans = self._spans(table)
         models = self._models_at(number) if self._can_score else None
         inputs = Inputs(table, algorithm=table.algorithm, spans=spans, models=models)
@@ -237,6 +238,16 @@ class _Work:
             if path is not None and (path / "tokenizer.json").is_file():
                 return path
         return None
+
+    def _padding_ids(self, table: TokenTable) -> tuple[Problem, ...]:
+        """Ids without a token: a model's vocabulary is often padded for the hardware, and then such an id can be sampled."""
+        strange = unnamed(load_tokenizer(self.tokenizer), table.token_ids) if self.tokenizer and table.n_tokens else []
+        found = []
+        for number in strange:
+            rows = np.unique(table.row[table.token_ids == number])
+            message = f"id {number} is a padding id: the tokenizer has no token for it (in {len(rows)} response{'s' if len(rows) > 1 else ''})"
+            found.append(Problem("padding-id", message, table.rollouts[int(rows[0])].sample_id))
+        return tuple(found[:20])
 
     def _spans(self, table: TokenTable) -> SpanTable | None:
         if self.tokenizer is None or not table.n_tokens:

@@ -184,6 +184,11 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int] | NDArray[np.int32]) -> Piec
     return Pieces(tuple(text), clusters)
 
 
+def unnamed(tokenizer: Tokenizer, ids: ArrayLike) -> list[int]:
+    """The ids, each once and ascending, for which the tokenizer has no token: padding ids of a larger model, or foreign ones."""
+    return [int(number) for number in np.unique(np.asarray(ids, np.int64)) if _name(tokenizer, int(number)) is None]
+
+
 def _name(tokenizer: Tokenizer, token: int) -> str | None:
     name: str | None = tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
     return name

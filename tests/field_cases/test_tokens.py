@@ -205,6 +205,38 @@ def test_d08_any_of_several_end_ids_ends_a_response(tmp_path: Path, stored: bool
         assert "0 % are truncated, not 50 %" in found[0].sentence
 
 
+# ── g04 ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_g04_a_padding_id_is_shown_and_named(tmp_path: Path) -> None:
+    words = {"ok": 9906, "[UNK]": 0}
+    Tokenizer(models.WordLevel(words, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    rows = [record(name, response_ids=[9906, number], reward=1.0) for name, number in (("a", 151900), ("b", 152000), ("c", 9906))]
+    store = analysed(tmp_path, *rows, tokenizer=tmp_path / "tokenizer.json")
+    table, _ = store.read_step(1, [])
+    assert [(problem.message, problem.where) for problem in table.problems if problem.kind == "padding-id"] == [
+        ("id 151900 is a padding id: the tokenizer has no token for it (in 1 response)", "a"),
+        ("id 152000 is a padding id: the tokenizer has no token for it (in 1 response)", "b"),
+    ]
+    assert store.pieces([9906, 151900]).text == ("ok", "<id 151900>")
+
+
+# ── scripts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "text", ["👩‍👩‍👧‍👦 ok", "سلام، ٣+٤", "שלום", "東京で3+4", "e\u0301 ñ", "<|im_start|>x", "\u2028\u202eabc", "𝒳🏳️‍🌈"]
+)
+def test_every_script_reads_as_it_was_written_and_keeps_its_values(text: str) -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.encode(text).ids
+    found = pieces(tokenizer, ids)
+    assert "".join(found.text) == text
+    assert len(found.text) == len(ids)
+    for place, first in enumerate(found.clusters):
+        assert found.text[place] == "" or first == place
+
+
 # ── d23 ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

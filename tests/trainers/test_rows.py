@@ -329,3 +329,17 @@ def test_a_long_list_that_breaks_off_keeps_its_rows(tmp_path: Path, monkeypatch:
         items = scan(file)
         assert len(rows(items)) == 299
         assert kinds(items) == ["torn-file"]
+
+
+def test_a_line_of_100_megabytes_is_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "run.jsonl"
+    with file.open("wb") as lines:
+        lines.write(b'{"prompt": "q", "response": "a", "reward": 1}\n{"prompt": "q", "reward": 0, "response": "')
+        for _ in range(100):
+            lines.write(b"x" * 1_000_000)
+        lines.write(b'"}\n{"prompt": "q", "response": "b", "reward": NaN}\n')
+    run = open_run(file)
+    (step,) = [run.read(number) for number in run.steps]
+    assert [len(one.response or "") for one in step.rollouts] == [1, 100_000_000, 1]
+    assert [one.reward for one in step.rollouts] == [1.0, 0.0, None]
+    assert len({one.group_id for one in step.rollouts}) == 1
