@@ -185,7 +185,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _group(trace: Mapping[str, Any], shared: Mapping[str, Any]) -> str | None:
     """The group that the trainer named; else the task, as each task of an evaluation is tried several times."""
     group, info, task = _mapping(shared.get("group")), _mapping(trace.get("info")), _mapping(trace.get("task"))
-    named = (group.get("id"), info.get("group_id"), task.get("key"), task.get("hash"))
+    named = (group.get("id"), shared.get("group"), info.get("group_id"), task.get("key"), task.get("hash"))
     return next((str(one) for one in named if isinstance(one, str | int) and one != ""), None)
 
 

@@ -22,6 +22,8 @@ from credit_inspector.trainers.tokenising import tokenised
 __all__ = ["open_run", "tokenised"]
 
 _SHOWN = 6
+_DEPTH, _WIDTH = 5, 500
+"""So many levels of folders are looked into, and so many folders of each."""
 _LISTED = "a trainer that credit-inspector plugins lists"
 _ANY = "mapped"
 """The reader of any table, which is asked where no other knows what it sees."""
@@ -78,15 +80,28 @@ def _recognised(path: Path, names: Iterable[str], options: ReadOptions) -> Itera
 def _inside(path: Path, options: ReadOptions, *, everything: bool) -> list[Run]:
     """What the folders inside a folder hold; one that is broken does not hide the others.
 
-    Tables of unknown trainers are only looked for where there is nothing else, since opening them reads them.
+    Where the folder itself is nothing, folders further down are looked into, level by level, as trainers nest them by user,
+    experiment and trial. Tables of unknown trainers are only looked for where there is nothing else, since opening them reads
+    them.
     """
-    folders = sorted(place for place in path.iterdir() if place.is_dir()) if path.is_dir() else []
-    found: list[Run] = []
-    for names in (_knowing(), [_ANY] if everything else []):
-        for folder in folders if not found else ():
-            with suppress(CreditInspectorError):
-                found += _recognised(folder, names, options)
-    return found
+    level = [path]
+    for _ in range(_DEPTH if everything else 1):
+        level = [place for folder in level for place in _folders(folder)][:_WIDTH]
+        for names in (_knowing(), [_ANY] if everything else []):
+            found: list[Run] = []
+            for folder in level:
+                with suppress(CreditInspectorError):
+                    found += _recognised(folder, names, options)
+            if found:
+                return found
+    return []
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(place for place in path.iterdir() if place.is_dir() and not place.is_symlink())
+    except OSError:  # one that may not be read, or is no folder
+        return []
 
 
 def _best(path: Path, here: Sequence[Run], inside: Sequence[Run]) -> Run:

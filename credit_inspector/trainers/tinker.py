@@ -222,10 +222,15 @@ class _Lines:
             elif item.values.get("kind") == "sample":
                 scope = item.values.get("scope")
                 yield scope if isinstance(scope, Mapping) else {}, item
+            elif _is_wire(item.values):
+                yield item.values, item
 
     def calls(self, places: Places) -> Iterator[_Call | Problem]:
         for row in JsonLines(self.path).at(places):
             yield from row.problems
+            if _is_wire(row.values):
+                yield _wire_call(row)
+                continue
             scope = row.values.get("scope")
             samples = row.values.get("samples")
             if not isinstance(samples, list) or not samples:
@@ -245,6 +250,27 @@ class _Lines:
                     ended=own.get("stop_reason"),
                     rest=rest,
                 )
+
+
+def _is_wire(values: Mapping[str, Any]) -> bool:
+    """Whether a line holds one sample with its coordinates beside it, as the store's rows do."""
+    return {"prompt_tokens", "sampled_tokens", "group_idx", "traj_idx"} <= set(values)
+
+
+def _wire_call(row: Row) -> _Call:
+    values = row.values
+    taken = ("prompt_tokens", "sampled_tokens", "logprobs")
+    return _Call(
+        scope={name: values.get(name) for name in _SCOPE},
+        place=row.number,
+        sample=whole(values.get("sample_idx")) or 0,
+        made=number(values.get("created_at")).value or 0.0,
+        prompt=values["prompt_tokens"],
+        tokens=values["sampled_tokens"],
+        logprobs=values.get("logprobs"),
+        ended=values.get("stop_reason"),
+        rest={key: value for key, value in values.items() if key not in taken},
+    )
 
 
 _SCOPE = ("run_id", "run_attempt", "split", "iteration", "group_idx", "traj_idx", "purpose")
@@ -311,8 +337,10 @@ def _capture(path: Path) -> _Capture | None:
 def _capture_file(file: Path) -> _Capture | None:
     if kind(file) == "jsonl":
         rows = first_rows(file, 1)
-        keys = set(rows[0]) if rows else set()
-        return _Lines(file) if keys >= {"kind", "scope", "created_at"} and rows[0]["kind"] == "sample" else None
+        if not rows:
+            return None
+        nested = {"kind", "scope", "created_at"} <= set(rows[0]) and rows[0]["kind"] == "sample"
+        return _Lines(file) if nested or _is_wire(rows[0]) else None
     return _Store(file) if file.suffix in (".sqlite", ".db", ".sqlite3") and is_store(file) else None
 
 
@@ -462,6 +490,9 @@ def _trajectory(calls: Sequence[_Call], summary: _Summary | None, all_calls: int
             "truncated": last.ended,
         }
         about = {} if summary is None else summary.values()
+        versions = {whole(known[turn][0].rest.get("policy_version")) for turn in part.turns}
+        if len(versions) == 1 and None not in versions:  # turns of one trajectory may be of several weights
+            said["policy_version"] = versions.pop()
         recorded = {"calls": [known[turn][0].rest for turn in part.turns]}
         yield Row(last.place, {**about, **recorded, **_ours(said)})
     if len(parts) > 1:

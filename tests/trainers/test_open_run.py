@@ -132,3 +132,14 @@ def test_opening_changes_nothing(tmp_path: Path) -> None:
     run.read(1)
     after = {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in tmp_path.rglob("*") if file.is_file()}
     assert before == after
+
+
+def test_a_run_some_folders_down_is_found_and_two_are_named(tmp_path: Path) -> None:
+    deep = tmp_path / "logs/user/experiment/trial/rollouts"
+    deep.mkdir(parents=True)
+    dump(deep)
+    assert open_run(tmp_path).path == deep
+    (tmp_path / "logs/user/other/trial/rollouts").mkdir(parents=True)
+    dump(tmp_path / "logs/user/other/trial/rollouts")
+    with pytest.raises(FormatError, match=r"holds 2 runs: verl at .*experiment.* and verl at .*other"):
+        open_run(tmp_path)

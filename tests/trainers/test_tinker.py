@@ -349,3 +349,17 @@ def test_real_files() -> None:
         assert all(json.dumps(call["arguments"], ensure_ascii=False) in one.response for call in calls)
     assert len({one.group_id for one in found}) == 2
     assert open_run(min(REAL.iterdir())).read(0).rollouts[0].sample_id == "rollouts_0208T08-48-5785979632"
+
+
+def test_a_capture_with_its_coordinates_beside_the_tokens(tmp_path: Path) -> None:
+    row = {"run_id": "r", "split": "train", "iteration": 4, "group_idx": 0, "prompt_tokens": [1, 2], "policy_version": 4}
+    lines = [{**row, "traj_idx": i, "sampled_tokens": [5, 6 + i], "logprobs": [-0.5, -0.25]} for i in (0, 1)]
+    (tmp_path / "capture").mkdir()
+    (tmp_path / "capture/sample.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = open_run(tmp_path)
+    assert (run.trainer, run.steps) == ("tinker", (4,))
+    rollouts = run.read(4).rollouts
+    assert [one.response_ids.tolist() for one in rollouts if one.response_ids is not None] == [[5, 6], [5, 7]]
+    assert [one.columns["logprob/rollout"].tolist() for one in rollouts] == [[-0.5, -0.25]] * 2
+    assert {one.policy_version for one in rollouts} == {4}
+    assert len({one.group_id for one in rollouts}) == 1
