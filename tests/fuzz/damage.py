@@ -45,10 +45,8 @@ BYTES = [
 
 def damaged(file: str, raw: bytes, rng: Random) -> bytes:
     """Another content for a sample's file."""
-    structured = _BY_ENDING.get(Path(file).suffix)
-    if structured is not None and rng.random() < 0.7:
-        return structured(raw, rng)
-    return _bytes(raw, rng)
+    structured, share = _BY_ENDING.get(Path(file).suffix, (_bytes, 1.0))
+    return structured(raw, rng) if rng.random() < share else _bytes(raw, rng)
 
 
 # ── bytes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,10 +201,10 @@ def _tensors(value: Any, rng: Random) -> Any:
     return {**changed, key: rng.choice(odd)}
 
 
-_BY_ENDING: dict[str, Callable[[bytes, Random], bytes]] = {
-    ".jsonl": _lines,
-    ".json": _whole,
-    ".log": _bytes,
-    ".parquet": _parquet,
-    ".pt": _torch,
+_BY_ENDING: dict[str, tuple[Callable[[bytes, Random], bytes], float]] = {
+    ".jsonl": (_lines, 0.7),
+    ".json": (_whole, 0.7),
+    ".parquet": (_parquet, 0.25),
+    ".pt": (_torch, 0.35),
 }
+"""How a file is taken apart, and how often; writing Parquet and torch files anew takes longer than reading them."""

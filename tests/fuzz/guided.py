@@ -24,8 +24,7 @@ with atheris.instrument_imports(include=["credit_inspector.trainers", "credit_in
     list(readers)
 
 from fuzz.damage import damaged
-from fuzz.test_readers import MEMORY_DISK, alarm, contents, copied, read
-from places import samples
+from fuzz.test_readers import MEMORY_DISK, alarm, found_in, read
 
 
 def main() -> None:
@@ -33,8 +32,7 @@ def main() -> None:
     name = sys.argv.pop(1)
     memory = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        places = [copied(sample, Path(folder) / f"{i}") for i, sample in enumerate(samples(name))]
-        files = [(place, file, file.read_bytes()) for place in places for file in contents(place)]
+        files = [(paths[0], file, whole) for paths, file, whole in found_in(name, Path(folder))]
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         for i, (_, _, whole) in enumerate(files):

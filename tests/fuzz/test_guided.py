@@ -12,7 +12,7 @@ import pytest
 
 from credit_inspector.trainers import readers
 
-RUNS = int(os.environ.get("CREDIT_INSPECTOR_FUZZ", "20000")) // 10
+RUNS = int(os.environ.get("CREDIT_INSPECTOR_FUZZ", "20000")) // 20
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is not installed")
