@@ -126,7 +126,7 @@ def _responses(row: Row, name: str) -> Iterator[Item]:
     shared = {_aside(key): value for key, value in rest.items() if key not in ("tokens", "masks", "scores")}
     for key in ("masks", "scores"):
         if len(row.values[key]) != count:
-            yield Problem("length-mismatch", f"line {row.number}: {count} of tokens, {len(row.values[key])} of {key}")
+            yield Problem("unequal-lists", f"line {row.number}: {count} of tokens, {len(row.values[key])} of {key}")
     foreign: list[str] = []
     for place in range(count):
         own = {key: value[place] if place < len(value) else None for key, value in parallel.items()}

@@ -204,7 +204,7 @@ def _fitting(row: Row, count: int) -> tuple[dict[str, Any], list[Problem]]:
     for key, value in row.values.items():
         if isinstance(value, list) and len(value) != count:
             what = f"line {row.number}: {count} responses, {len(value)} values of {key}, left out"
-            problems.append(Problem("length-mismatch", what))
+            problems.append(Problem("unequal-lists", what))
         elif key not in _STEPS:
             found[key] = value
     return found, problems

@@ -290,7 +290,7 @@ def _unfolded(item: Row) -> Iterator[Item]:
     count = len(lists.get(leading, ()))
     for key, value in lists.items():
         if len(value) != count:
-            yield Problem("length-mismatch", f"{count} {leading}, {len(value)} values of {key}", f"line {item.number}")
+            yield Problem("unequal-lists", f"{count} {leading}, {len(value)} values of {key}", f"line {item.number}")
     fit = {key: value for key, value in lists.items() if len(value) == count}
     groups = _groups(fit)
     for place in range(count):

@@ -49,7 +49,7 @@ def test_sample_row_by_row() -> None:
 
 def test_shorter_list_of_the_sample_is_left_out() -> None:
     step = open_run(SAMPLE / "grpo").read(3)
-    assert step.problems == (Problem("length-mismatch", "line 3: 8 responses, 7 values of num_turns, left out"),)
+    assert step.problems == (Problem("unequal-lists", "line 3: 8 responses, 7 values of num_turns, left out"),)
 
 
 def test_repeated_batch_of_the_sample_is_read_once() -> None:
@@ -91,7 +91,7 @@ def test_unequal_lists_never_shift(tmp_path: Path, short: str) -> None:
     write(tmp_path, table(**{short: table()[short][:1]}))
     step = open_run(tmp_path).read(1)
     assert [one.response for one in step.rollouts] == ["a", "b"]
-    assert Problem("length-mismatch", f"line 1: 2 responses, 1 values of {short}, left out") in step.problems
+    assert Problem("unequal-lists", f"line 1: 2 responses, 1 values of {short}, left out") in step.problems
     assert [one.prompt for one in step.rollouts] == ([None, None] if short == "prompt" else ["p", "q"])
     assert [one.advantage for one in step.rollouts] == ([None, None] if short == "advantages" else [0.5, -0.5])
     assert [one.reward for one in step.rollouts] == ([None, None] if short == "Accuracy" else [1.0, 0.0])

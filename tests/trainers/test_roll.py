@@ -108,7 +108,7 @@ def test_prompt_from_messages(tmp_path: Path) -> None:
 
 def test_lists_of_other_lengths_are_told(tmp_path: Path) -> None:
     step = open_run(text_file(tmp_path, scores=[1.0], tag=["a", "b", "c"])).read(3)
-    said = {problem.message for problem in step.problems if problem.kind == "length-mismatch"}
+    said = {problem.message for problem in step.problems if problem.kind == "unequal-lists"}
     assert said == {"2 responses, 1 values of scores", "2 responses, 3 values of tag"}
     assert [one.reward for one in step.rollouts] == [None, None]
 
