@@ -147,13 +147,12 @@ def _whole(raw: bytes, rng: Random) -> bytes:
 
 
 def _parquet(raw: bytes, rng: Random) -> bytes:
-    table = pq.read_table(BytesIO(raw))
-    rows = table.to_pylist()
-    changed = [tree(row, rng) if rng.random() < 0.5 else row for row in rows]
     file = BytesIO()
     try:
+        rows = pq.read_table(BytesIO(raw)).to_pylist()
+        changed = [tree(row, rng) if rng.random() < 0.5 else row for row in rows]
         pq.write_table(pa.Table.from_pylist([row for row in changed if isinstance(row, dict)]), file)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError, UnicodeError, RecursionError):
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, RecursionError):  # it was damaged before, or is odd
         return _bytes(raw, rng)
     return file.getvalue()
 
