@@ -16,6 +16,7 @@ from credit_inspector.rollout import Rollout, Step
 from credit_inspector.trainers import ReadOptions, readers
 from credit_inspector.trainers.opening import open_run
 from places import FORMATS, SAMPLE
+from trainers.told import by_name, kinds, lines, numbers, write
 
 OUT = FORMATS / "prime_rl" / "outputs"
 
@@ -34,28 +35,6 @@ COLUMNS = {
     "is_masked_low": "prime/is_masked_low",
 }
 OUTSIDE_TOO = ("trainer_logprobs", "entropy")
-
-
-def lines(file: Path) -> list[Json]:
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-
-
-def write(file: Path, *rows: Json) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return file
-
-
-def by_name(step: Step) -> dict[str, Rollout]:
-    return {one.sample_id: one for one in step.rollouts}
-
-
-def kinds(step: Step) -> set[str]:
-    return {problem.kind for problem in step.problems}
-
-
-def numbers(values: Any) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def ids_of(one: Rollout) -> list[int]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from credit_inspector.errors import CreditInspectorError, FormatError, UsageError
+from credit_inspector.errors import FormatError, UsageError
 from credit_inspector.trainers.opening import open_run
 from formats.batch_answers import FORMATS, answers
-from trainers.pickled import Evil, body, does_harm, evil_file, instance, mutants
+from trainers.pickled import Evil, body, does_harm, evil_file, instance, rows_of_mutants
 
 torch = pytest.importorskip("torch")
 
@@ -244,14 +244,4 @@ def test_one_broken_step_does_not_hide_the_others(tmp_path: Path) -> None:
     [MOCK / "train/step_000001.pkl", RLVR / "rollout_dump_data.step_1.jsonl", AGENTIC / "rollout_dump_data.step_1.jsonl"],
 )
 def test_damage_gives_one_line_or_rows(tmp_path: Path, source: Path) -> None:
-    file = tmp_path / source.name
-    read = 0
-    for raw in mutants(source.read_bytes(), 200):
-        file.write_bytes(raw)
-        try:
-            run = open_run(file)
-            for number in run.steps:
-                read += len(run.read(number).rollouts)
-        except CreditInspectorError:
-            continue
-    assert read > 0
+    assert rows_of_mutants(source, tmp_path / source.name, 200) > 0

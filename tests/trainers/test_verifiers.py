@@ -16,34 +16,13 @@ from credit_inspector.rollout import Rollout, Step
 from credit_inspector.trainers import ReadOptions, readers
 from credit_inspector.trainers.opening import open_run
 from places import FORMATS, SAMPLE
+from trainers.told import by_name, kinds, lines, numbers, write
 
 OVER_AN_API = FORMATS / "verifiers" / "countdown--policy--default--1f0c"
 WITH_TOKENS = FORMATS / "verifiers" / "countdown--policy--default--9be2"
 LEGACY = FORMATS / "verifiers" / "5d2a"
 
 Json = dict[str, Any]
-
-
-def lines(file: Path) -> list[Json]:
-    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
-
-
-def write(file: Path, *rows: Json) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return file
-
-
-def by_name(step: Step) -> dict[str, Rollout]:
-    return {one.sample_id: one for one in step.rollouts}
-
-
-def kinds(step: Step) -> set[str]:
-    return {problem.kind for problem in step.problems}
-
-
-def numbers(values: Any) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def node(role: str, *ids: int, parent: int | None = None, scaffold: int = 0, **more: Any) -> Json:
