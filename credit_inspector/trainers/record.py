@@ -220,7 +220,8 @@ def _open_folder(folder: Path) -> Run:
     }
     files = dict(sorted(files.items()))
     checkpoints = _checkpoints(folder / "checkpoints")
-    notes = tuple(str(note) for note in header.get("notes") or ())
+    said = header.get("notes")
+    notes = tuple(str(note) for note in said) if isinstance(said, list) else ()
     trainer = header.get("trainer")
     return Run(
         path=folder,
