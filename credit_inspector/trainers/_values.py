@@ -134,7 +134,8 @@ def floats(value: Any) -> Floats | None:
     if listed is None:
         return None
     if isinstance(listed, np.ndarray) and listed.dtype.kind in "fiub":
-        return _checked(listed.astype(np.float64), 0)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return _checked(listed.astype(np.float64), 0)
     try:
         array = np.array(listed, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -208,36 +209,46 @@ def cut_off(value: Any) -> bool | None:
     return None if read is None else bool(read)
 
 
-def text(value: Any) -> str | None:
+_LEVELS = 50
+"""So deep the parts of a message are followed; what is nested further is no text."""
+
+
+def text(value: Any, level: int = 0) -> str | None:
     """The text of a string, a chat, or a message.
 
     One message is its content. Of several, each stands under its role in a line of its own, as verl's dumps have it.
     """
     if value is None or isinstance(value, str):
         return value
+    if level > _LEVELS:
+        return None
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return _message(value)
+        return _message(value, level)
     if isinstance(value, list | tuple):
-        return _chat(list(value))
+        return _chat(list(value), level)
     return str(value)
 
 
-def _chat(messages: list[Any]) -> str:
+def _chat(messages: list[Any], level: int) -> str:
     if len(messages) == 1:
-        return text(messages[0]) or ""
+        return text(messages[0], level + 1) or ""
     parts = []
     for message in messages:
         role = message.get("role") if isinstance(message, Mapping) else None
-        parts.append(f"{role}\n{text(message) or ''}" if isinstance(role, str) else text(message) or "")
+        said = text(message, level + 1) or ""
+        parts.append(f"{role}\n{said}" if isinstance(role, str) else said)
     return "\n".join(parts)
 
 
-def _message(message: Mapping[str, Any]) -> str:
+def _message(message: Mapping[str, Any], level: int) -> str:
     for key in ("content", "text", "output", "summary", "question", "Q"):
         if message.get(key) is not None:
-            return text(message[key]) or ""
+            return text(message[key], level + 1) or ""
     call = {key: message[key] for key in ("name", "arguments") if key in message}
     calls = message.get("tool_calls") or call or {key: value for key, value in message.items() if key != "role"}
-    return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""
+    try:
+        return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""
+    except RecursionError:
+        return ""

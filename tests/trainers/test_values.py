@@ -131,3 +131,11 @@ def test_whole_and_mapping() -> None:
     assert as_mapping('{"a": 1}') == {"a": 1}
     assert as_mapping("{broken") is None
     assert as_mapping([1]) is None
+
+
+def test_what_is_nested_without_end_is_no_text() -> None:
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    for value in (deep, [deep, deep], {"content": deep}, {"tool_calls": deep}, [{"role": "user", "content": [deep]}]):
+        assert (text(value) or "").strip() in ("", "user")
