@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -194,7 +195,7 @@ class Algorithm:
             UsageError: a field that does not exist or is not there, a value that the field does not take, or a number
                 that is not finite.
         """
-        hints = get_type_hints(cls)
+        hints = _hints()
         if unknown := sorted(set(data) - set(hints)):
             raise UsageError(f"unknown algorithm setting {unknown[0]!r}", wanted=f"one of {', '.join(sorted(hints))}")
         if absent := [name for name in ("name", "source") if name not in data]:
@@ -229,3 +230,9 @@ def _in_words(hint: Any) -> str:
         return f"names with {_in_words(get_args(hint)[1])} each"
     names = {str: "text", float: "a number", int: "a whole number", bool: "true or false", type(None): "nothing"}
     return " or ".join(names[part] for part in get_args(hint) or (hint,))
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    """The types of a rule's fields; working them out takes longer than reading one."""
+    return get_type_hints(Algorithm)

@@ -73,6 +73,7 @@ def analyze(source: Path, folder: Path, options: Options, progress: Progress | N
         for number in work.steps:
             if number not in done:
                 store.write_step(*work.step(number))
+                work.progress(f"step {number}: done", work.steps.index(number) + 1, len(work.steps))
         store.write_findings(run_checks(store))
     return store
 
@@ -202,7 +203,6 @@ class _Work:
         compute(inputs, wanted, specs, on_done=lambda spec: self.progress(f"step {number}: {spec.label}", next(made), todo))
         for name in sorted(set(specs) - set(table.columns)):
             table.columns[name] = Column.missing(self._why_missing())
-        self.progress(f"step {number}: done", self.steps.index(number) + 1, len(self.steps))
         return table, spans
 
     def _take_over(self, table: TokenTable, models: Models | None, specs: Mapping[str, ColumnSpec]) -> None:
@@ -245,7 +245,8 @@ class _Work:
         found = []
         for number in strange:
             rows = np.unique(table.row[table.token_ids == number])
-            message = f"id {number} is a padding id: the tokenizer has no token for it (in {len(rows)} response{'s' if len(rows) > 1 else ''})"
+            where = "1 response" if len(rows) == 1 else f"{len(rows)} responses"
+            message = f"id {number} is a padding id: the tokenizer has no token for it (in {where})"
             found.append(Problem("padding-id", message, table.rollouts[int(rows[0])].sample_id))
         return tuple(found[:20])
 

@@ -8,8 +8,12 @@
     findings.json            what the checks concluded
 
 A step file holds the rollouts, every token column as ``list<float>`` under its own name, the spans as three lists, and in its
-schema's metadata where each column is from. Files are written under another name and renamed, so that a reader never meets
-half of one and a stopped analysis goes on where it was. One analysis writes at a time: the second is refused.
+schema's metadata where each column is from. Files are written under another name, brought to the disk and renamed, so that a
+reader never meets half of one and an analysis that was stopped at any moment goes on where it was. One analysis writes at a
+time: the second is refused.
+
+Numbers are compressed after their bytes are sorted by place (``BYTE_STREAM_SPLIT``): of a log-prob only sign and exponent
+repeat, so that a dictionary of whole values is larger than the values. ``benchmarks/store.py`` holds the size.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +48,7 @@ SCHEMA_VERSION = 1
 META, FINDINGS, TOKENIZER = "analysis.json", "findings.json", "tokenizer.json"
 ROWS_A_GROUP = 128
 _KEY = b"credit_inspector"
+_COLUMN = "column:"
 _PLAIN = (
     "sample_id",
     "group_id",
@@ -109,7 +115,14 @@ class Store:
                 raise StoreError(
                     f"another analysis is writing to {self.folder}", do="wait for it, or name another folder with --out"
                 ) from error
+            self._clear()
             yield
+
+    def _clear(self) -> None:
+        """Take away what an analysis that was killed left half written."""
+        ours = (self.folder.glob(f"{name}.*.tmp") for name in (META, FINDINGS, TOKENIZER))
+        for file in (*chain.from_iterable(ours), *self._steps.glob("step_*.*.tmp")):
+            file.unlink(missing_ok=True)
 
     # ── the whole ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,15 +199,17 @@ class Store:
             StoreError: the disk is full or the folder is not writable; the store still opens.
         """
         arrow = _to_arrow(table, spans)
-        target = self._file(table.step)
-        part = target.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self._steps.mkdir(parents=True, exist_ok=True)
-            pq.write_table(arrow, part, compression="zstd", row_group_size=ROWS_A_GROUP)
-            part.replace(target)
-        except (OSError, pa.ArrowException) as error:
-            part.unlink(missing_ok=True)
-            raise StoreError(f"step {table.step} could not be written to {self._steps}: {error}") from error
+        split = [f"{name}.list.element" for name in arrow.column_names if name.startswith(_COLUMN)]
+        others = [name for name in arrow.column_names if not name.startswith(_COLUMN)]
+        with _whole_or_nothing(self._file(table.step)) as part:
+            pq.write_table(
+                arrow,
+                part,
+                compression="zstd",
+                row_group_size=ROWS_A_GROUP,
+                use_dictionary=[_leaf(arrow.schema.field(name)) for name in others],
+                use_byte_stream_split=split,
+            )
 
     def read_step(self, step: int, columns: Sequence[str] | None = None) -> tuple[TokenTable, SpanTable]:
         """Read one step; ``columns`` limits the token columns that are read.
@@ -248,14 +263,8 @@ class Store:
     # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _write(self, target: Path, content: bytes) -> None:
-        part = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        with _whole_or_nothing(target) as part:
             part.write_bytes(content)
-            part.replace(target)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise StoreError(f"{target} could not be written: {error.strerror}") from error
 
     def _write_json(self, name: str, data: Any) -> None:
         self._write(self.folder / name, json.dumps(data, indent=1, allow_nan=False).encode())
@@ -272,6 +281,29 @@ class Store:
 @lru_cache(maxsize=4)
 def _tokenizer(file: Path, _changed: int) -> Any:
     return load_tokenizer(file)
+
+
+@contextmanager
+def _whole_or_nothing(target: Path) -> Iterator[Path]:
+    """A name to write to; what is there at the end becomes ``target`` in one move.
+
+    Raises:
+        StoreError: the disk is full or the folder is not writable; what stood there before still stands.
+    """
+    part = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield part
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())  # some file systems tell only now that the disk is full
+        part.replace(target)
+    except (OSError, pa.ArrowException) as error:
+        number = getattr(error, "errno", None)
+        why = os.strerror(number) if number else str(error)
+        do = "make room or name another folder with --out; what was written before is kept"
+        raise StoreError(f"{target} could not be written: {why}", do=do) from error
+    finally:
+        part.unlink(missing_ok=True)
 
 
 # ── Arrow ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,7 +329,7 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
     if spans is not None:
         data |= _span_lists(table, spans)
     there = {name: column for name, column in table.columns.items() if column.values is not None}
-    data |= {f"column:{name}": ragged(column.values) for name, column in there.items() if column.values is not None}
+    data |= {f"{_COLUMN}{name}": ragged(column.values) for name, column in there.items() if column.values is not None}
     about = {
         "step": table.step,
         "algorithm": table.algorithm.to_json() if table.algorithm else None,
@@ -305,6 +337,11 @@ def _to_arrow(table: TokenTable, spans: SpanTable | None) -> pa.Table:
         "problems": [[p.kind, p.message, p.where] for p in table.problems],
     }
     return pa.table(data).replace_schema_metadata({_KEY: json.dumps(about).encode()})
+
+
+def _leaf(field: pa.Field) -> str:
+    """A field's name among the leaves of a Parquet file."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
 def _whole(value: Any) -> Any:
@@ -343,8 +380,8 @@ def _from_arrow(arrow: pa.Table, columns: Sequence[str] | None) -> tuple[TokenTa
     for name, (provenance, note) in about["columns"].items():
         if columns is not None and name not in columns:
             continue
-        missing = f"column:{name}" not in arrow.column_names
-        values = None if missing else _flat(arrow, f"column:{name}")[1].astype(np.float32)
+        missing = f"{_COLUMN}{name}" not in arrow.column_names
+        values = None if missing else _flat(arrow, f"{_COLUMN}{name}")[1].astype(np.float32)
         table.columns[name] = Column(values, Provenance(provenance), note)
     return table, _spans(arrow, offsets)
 
