@@ -3,7 +3,9 @@
 ====================  ==================================================================================================
 ``device``            where models run and in which precision
 ``head``              hidden states → log-prob, entropy, Σp² and exact KL, in row chunks under a memory budget
-``batches``           lines of tokens → right-padded batches
+``fused``               the log-prob kernel of TRL on CUDA, after a parity check
+``shared``            lines in one row: no padding, common beginnings computed once, attention to match
+``batches``           lines of tokens → packed or right-padded batches
 ``models``            ``Models``: the checkpoints of a run by role, opened when first used
 ``answers``           which span is a response's answer
 ``alignment``         ⟨∇ log π(token), ∇ log p(answer)⟩ for all tokens of a response by one forward-mode pass

@@ -11,6 +11,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,13 +25,17 @@ from credit_inspector.errors import CheckpointError, MissingColumn, UsageError
 from credit_inspector.rollout import Problem, Rollout
 from credit_inspector.scoring.batches import TOKENS, Batch, Line, batches, distinct
 from credit_inspector.scoring.device import pick
-from credit_inspector.scoring.head import Head, kl, logprob, same_vocabulary, score
+from credit_inspector.scoring.head import COPIES_KL, Head, kl, logprob, same_vocabulary, score
+from credit_inspector.scoring.shared import attending, refusal, too_long
 from credit_inspector.table import TokenTable
 
 ROLES = ("policy", "before", "after", "old", "ref")
 
 Progress = Callable[[str, int, int], None]
 """What is being done, lines done, lines in all."""
+
+HALVINGS = 8
+"""How often the budgets are halved before running out of memory is an error."""
 
 Flat = NDArray[np.float32]
 T = TypeVar("T")
@@ -47,7 +52,7 @@ class Scores(NamedTuple):
     """Σ over the vocabulary of p²."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opened:
     """A checkpoint in memory."""
 
@@ -70,7 +75,22 @@ class Opened:
 
     def states(self, batch: Batch) -> Tensor:
         """``[M, H]``: the hidden states that score the batch's tokens."""
-        return self.hidden(batch.ids, batch.mask, batch.position)[batch.row, batch.state]
+        if not batch.pieces:
+            return self.hidden(batch.ids, batch.mask, batch.position)[batch.row, batch.state]
+        with attending(self.model, batch.pieces):
+            return self.hidden(batch.ids, None, batch.position)[batch.row, batch.state]
+
+    @cached_property
+    def unpacked(self) -> str | None:
+        """Why this model's lines cannot be run packed (see ``shared``), or None where they can; tried at first use."""
+        if not _takes_positions(self.model):
+            return "it takes no positions"
+        return refusal(self.model, lambda ids, position: self.hidden(ids, None, position), self.vocabulary)
+
+    def packs(self, lines: Sequence[Line]) -> bool:
+        """The lines can be run packed."""
+        limit = too_long(self.model) if self.unpacked is None else 0
+        return limit is None or all(len(line.ids) <= limit for line in lines)
 
     def refuses(self, ids: NDArray[np.int64]) -> Problem | None:
         """Why a sequence cannot be run, where it cannot."""
@@ -106,6 +126,9 @@ class Models:
         self.budget = budget_mb * 2**20
         self._progress = progress
         self._open: dict[Any, Opened] = {}
+        self._halved = 0
+        self.problems: tuple[Problem, ...] = ()
+        """What went another way than it should have: less memory than wanted, prompts computed again and again."""
         self._memory: dict[tuple[Any, ...], tuple[weakref.ref[TokenTable], tuple[object, ...], Any]] = {}
 
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,6 +213,7 @@ class Models:
             columns = np.full((3, table.n_tokens), np.nan, np.float32)
             for row, values in zip(rows, self._run(opened, lines, head, f"scoring with {role}"), strict=True):
                 _put(columns, table, row, values)
+            self._tell(table)
             return Scores(*columns)
 
         return self.once(("scores", self.checkpoint(role).path), make, table)
@@ -209,11 +233,12 @@ class Models:
             rows, lines = self.lines(role_p, table, role_q)
             flat = np.full((1, table.n_tokens), np.nan, np.float32)
 
-            def of(batch: Batch) -> Tensor:
-                return kl(heads[0], p.states(batch), heads[1], q.states(batch), self.budget)[None]
+            def of(batch: Batch, budget: int) -> Tensor:
+                return kl(heads[0], p.states(batch), heads[1], q.states(batch), budget)[None]
 
-            for row, values in zip(rows, self._each(lines, of, f"KL from {role_p} to {role_q}"), strict=True):
+            for row, values in zip(rows, self._each((p, q), lines, of, f"KL from {role_p} to {role_q}"), strict=True):
                 _put(flat, table, row, values)
+            self._tell(table)
             return flat[0]
 
         return self.once(("kl", self.checkpoint(role_p).path, self.checkpoint(role_q).path), make, table)
@@ -223,11 +248,11 @@ class Models:
         opened = self.opened(role)
         head = opened.head.at(temperature)
 
-        def of(batch: Batch) -> Tensor:
-            return logprob(head, opened.states(batch), batch.target, self.budget)[None]
+        def of(batch: Batch, budget: int) -> Tensor:
+            return logprob(head, opened.states(batch), batch.target, budget)[None]
 
         once, twins = distinct(lines)
-        found = list(self._each(once, of, what))
+        found = list(self._each((opened,), once, of, what))
         return [found[twin][0] for twin in twins]
 
     def lines(self, role: str, table: TokenTable, *others: str) -> tuple[list[int], list[Line]]:
@@ -270,32 +295,92 @@ class Models:
             self._progress(what, done, of)
 
     def _run(self, opened: Opened, lines: Sequence[Line], head: Head, what: str) -> Iterator[Flat]:
-        def of(batch: Batch) -> Tensor:
-            return torch.stack(score(head, opened.states(batch), batch.target, self.budget))
+        def of(batch: Batch, budget: int) -> Tensor:
+            return torch.stack(score(head, opened.states(batch), batch.target, budget))
 
         once, twins = distinct(lines)
-        found = list(self._each(once, of, what))
+        found = list(self._each((opened,), once, of, what))
         return (found[twin] for twin in twins)
 
-    def _each(self, lines: Sequence[Line], of: Callable[[Batch], Tensor], what: str) -> Iterator[Flat]:
-        """For each line, in order, ``of``'s values ``[columns, scored]``."""
+    def _each(
+        self, everyone: Sequence[Opened], lines: Sequence[Line], of: Callable[[Batch, int], Tensor], what: str
+    ) -> Iterator[Flat]:
+        """For each line, in order, ``of``'s values ``[columns, scored]``; ``of`` is given a batch and a budget."""
         found: list[Flat] = [np.zeros((1, 0), np.float32)] * len(lines)
-        done = 0
-        with torch.no_grad():
-            for batch in batches(lines, self.device, TOKENS):
-                values = of(batch).cpu().numpy()
-                for i, part in zip(batch.lines, np.split(values, np.cumsum(batch.lengths)[:-1], axis=1), strict=True):
-                    found[i] = part
-                done += len(batch.lines)
-                self.report(what, done, sum(line.scored > 0 for line in lines))
+        left = [i for i, line in enumerate(lines) if line.scored]
+        total = len(left)
+        packed = self._packs(everyone, lines)
+        while left:
+            done: set[int] = set()
+            try:
+                for batch in batches([lines[i] for i in left], self.device, max(TOKENS >> self._halved, 1), packed=packed):
+                    with torch.no_grad():
+                        values = of(batch, self._budget(everyone)).cpu().numpy()
+                    for i, part in zip(batch.lines, np.split(values, np.cumsum(batch.lengths)[:-1], axis=1), strict=True):
+                        found[left[i]] = part
+                        done.add(left[i])
+                    self.report(what, total - len(left) + len(done), total)
+            except RuntimeError as error:
+                self._halve(error, max(len(lines[i].ids) for i in left if i not in done))
+            left = [i for i in left if i not in done]
         return iter(found)
+
+    def _packs(self, everyone: Sequence[Opened], lines: Sequence[Line]) -> bool:
+        """The lines can be run packed by all of the models; those that cannot are named once."""
+        if len(lines) < 2:
+            return False
+        for opened in everyone:
+            if opened.unpacked is not None:
+                name = type(opened.model).__name__
+                self._add(Problem("unpacked", f"{name} runs padded and computes each prompt anew: {opened.unpacked}"))
+        return all(opened.packs(lines) for opened in everyone)
+
+    def _budget(self, everyone: Sequence[Opened]) -> int:
+        """Bytes for logits, halved as often as memory ran out, but enough for a row."""
+        row = COPIES_KL * 2 * 4 * max(len(opened.head.weight) for opened in everyone)
+        return max(self.budget >> self._halved, min(self.budget, row))
+
+    def _halve(self, error: RuntimeError, longest: int) -> None:
+        """Go on with half of the budgets after running out of memory; any other error is raised again."""
+        if not _out_of_memory(error):
+            raise error
+        # What the failed batch held is free only once its frames are.
+        error.__traceback__ = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self._halved == HALVINGS:
+            raise CheckpointError(
+                f"out of memory on {self.device.type} with a sequence of {longest} tokens by itself",
+                do="take another device (--device cpu) or a smaller model",
+            ) from error
+        self._halved += 1
+        message = f"out of memory on {self.device.type}: goes on with batches of at most {TOKENS >> self._halved} tokens"
+        self._add(Problem("out-of-memory", message))
+
+    def _add(self, problem: Problem) -> None:
+        self.problems = tuple(dict.fromkeys((*self.problems, problem)))
+
+    def _tell(self, table: TokenTable) -> None:
+        """What went another way than it should have stands with the step, too."""
+        table.problems = tuple(dict.fromkeys((*table.problems, *self.problems)))
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """CUDA and Metal say so by type or in words, the CPU's allocator in words only."""
+    words = str(error).lower()
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(one in words for one in known)
+
+
+def _takes_positions(model: PreTrainedModel) -> bool:
+    """Models without positions of their own (ALiBi, state spaces) do not take them."""
+    return "position_ids" in inspect.signature(model.base_model.forward).parameters
 
 
 def _hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor | None, position: Tensor | None) -> Tensor:
     body = model.base_model
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
-    # Models without positions of their own (ALiBi, state spaces) do not take them.
-    if position is not None and "position_ids" in inspect.signature(body.forward).parameters:
+    if position is not None and _takes_positions(model):
         given["position_ids"] = position
     states: Tensor | None = getattr(body(**given), "last_hidden_state", None)
     if states is None:
