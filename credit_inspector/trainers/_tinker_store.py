@@ -96,7 +96,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.set_progress_handler(_budget(size), _OPS)
             connection.execute("PRAGMA trusted_schema = OFF")
             yield connection
-    except (sqlite3.Error, OSError, OverflowError, MemoryError) as error:
+    except (sqlite3.Error, OSError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        # the last where SQLite's own message quotes a damaged name
         why = " ".join(str(error).split())
         raise FormatError(f"{path} is no readable SQLite store: {why}", do="copy it again, with its -wal file") from error
 
