@@ -246,6 +246,7 @@ def _read(name: str, each: Stored) -> torch.Tensor:
     if not each.chunks or not _whole(each):
         raise ValueError(f"its slices do not make {each.shape}")
     whole: torch.Tensor | None = None
+    filled = torch.zeros(0, dtype=torch.bool)
     for chunk in each.chunks:
         part = _part(name, chunk)
         if len(each.chunks) == 1 and not any(chunk.offsets):
@@ -254,10 +255,13 @@ def _read(name: str, each: Stored) -> torch.Tensor:
             held = sum(min(one.length, one.file.stat().st_size) for one in each.chunks)
             if math.prod(each.shape) * part.element_size() > held:
                 raise ValueError(f"{each.shape} is more than the {held} bytes that are stored")
-            whole = torch.zeros(each.shape, dtype=part.dtype)
-        whole[tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))] = part
+            whole, filled = torch.empty(each.shape, dtype=part.dtype), torch.zeros(each.shape, dtype=torch.bool)
+        place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        whole[place], filled[place] = part, True
     if whole is None:
         raise ValueError("nothing is stored of it")
+    if not filled.all():  # slices that lie on each other leave a gap, which is no weight
+        raise ValueError(f"its slices leave a part of {each.shape} out")
     return whole
 
 
@@ -270,8 +274,10 @@ def _part(name: str, chunk: Chunk) -> torch.Tensor:
         raw.seek(chunk.start)
         data = raw.read(chunk.length)
     if chunk.dtype:
+        if not data and 0 not in chunk.sizes:
+            raise ValueError(f"a slice of {chunk.sizes} is empty in {chunk.file.name}")
         if not data:
-            return torch.zeros(chunk.sizes, dtype=getattr(torch, chunk.dtype))
+            return torch.empty(chunk.sizes, dtype=getattr(torch, chunk.dtype))
         return torch.frombuffer(bytearray(data), dtype=getattr(torch, chunk.dtype)).reshape(chunk.sizes)
     part = load_torch(data)
     if not isinstance(part, torch.Tensor) or tuple(part.shape) != chunk.sizes:

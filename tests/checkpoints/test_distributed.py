@@ -17,7 +17,8 @@ pytest.importorskip("transformers")
 
 import torch.distributed.checkpoint as dcp  # noqa: E402
 
-from credit_inspector.checkpoints._dcp import read_headers, read_metadata  # noqa: E402
+from credit_inspector.checkpoints import _dcp  # noqa: E402
+from credit_inspector.checkpoints._dcp import Chunk, Stored, read_headers, read_metadata  # noqa: E402
 from credit_inspector.checkpoints.opening import open_checkpoint  # noqa: E402
 from credit_inspector.errors import CheckpointError  # noqa: E402
 
@@ -310,3 +311,23 @@ def test_mutated_bytes_raise_nothing_else(shards: Path, tmp_path: Path, name: st
             assert "\n" not in str(error)  # noqa: PT017
             raised += 1
     assert raised
+
+
+@pytest.mark.parametrize(("starts", "lacking"), [((0, 2), ""), ((0, 0), "leave a part"), ((2, 2), "leave a part")])
+def test_slices_that_lie_on_each_other_leave_a_gap_and_no_zeros(tmp_path: Path, starts: tuple[int, int], lacking: str) -> None:
+    file = tmp_path / "data"
+    values = torch.arange(1.0, 5.0)
+    file.write_bytes(values.numpy().tobytes())
+    chunks = [Chunk((start,), (2,), file, 8 * i, 8, "float32") for i, start in enumerate(starts)]
+    stored = Stored((4,), chunks)
+    if not lacking:
+        assert torch.equal(_dcp._read("w", stored), values)
+        return
+    with pytest.raises(ValueError, match=lacking):
+        _dcp._read("w", stored)
+
+
+def test_a_slice_without_bytes_is_no_zeros(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"")
+    with pytest.raises(ValueError, match="is empty"):
+        _dcp._read("w", Stored((2,), [Chunk((0,), (2,), tmp_path / "data", 0, 0, "float32")]))
